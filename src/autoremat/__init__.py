@@ -1,0 +1,77 @@
+"""Rematerialization for JAX that is given a memory budget and proves that it is met."""
+
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as _version
+
+from autoremat._errors import AutorematError as AutorematError
+from autoremat._errors import AutorematWarning as AutorematWarning
+from autoremat._errors import BudgetError as BudgetError
+from autoremat._errors import CompileError as CompileError
+from autoremat._errors import DifferentiationError as DifferentiationError
+from autoremat._errors import EffectError as EffectError
+from autoremat._errors import InfeasibleBudgetError as InfeasibleBudgetError
+from autoremat._errors import PlanError as PlanError
+from autoremat._errors import PlanFileError as PlanFileError
+from autoremat._errors import PlanMismatchError as PlanMismatchError
+from autoremat._errors import PolicyError as PolicyError
+from autoremat._errors import TargetError as TargetError
+from autoremat._errors import UnknownPrimitiveWarning as UnknownPrimitiveWarning
+from autoremat._errors import UnmatchedNameWarning as UnmatchedNameWarning
+from autoremat.cost import Cost as Cost
+from autoremat.cost import register_cost as register_cost
+from autoremat.measure import MemoryUse as MemoryUse
+from autoremat.measure import jaxpr_flops as jaxpr_flops
+from autoremat.measure import measure as measure
+from autoremat.plan import Frontier as Frontier
+from autoremat.plan import FrontierPoint as FrontierPoint
+from autoremat.plan import Plan as Plan
+from autoremat.plan import frontier as frontier
+from autoremat.plan import plan as plan
+from autoremat.transform import Residual as Residual
+from autoremat.transform import Residuals as Residuals
+from autoremat.transform import print_saved_residuals as print_saved_residuals
+from autoremat.transform import saved_residuals as saved_residuals
+from autoremat.transform import checkpoint as checkpoint
+from autoremat.transform import checkpoint_name as checkpoint_name
+from autoremat.transform import checkpoint_policies as checkpoint_policies
+from autoremat.transform import remat as remat
+
+try:
+    __version__ = _version("autoremat")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0.0.0"
+
+__all__ = [
+    "AutorematError",
+    "AutorematWarning",
+    "BudgetError",
+    "CompileError",
+    "Cost",
+    "DifferentiationError",
+    "EffectError",
+    "Frontier",
+    "FrontierPoint",
+    "InfeasibleBudgetError",
+    "MemoryUse",
+    "Plan",
+    "PlanError",
+    "PlanFileError",
+    "PlanMismatchError",
+    "PolicyError",
+    "Residual",
+    "Residuals",
+    "TargetError",
+    "UnknownPrimitiveWarning",
+    "UnmatchedNameWarning",
+    "checkpoint",
+    "checkpoint_name",
+    "checkpoint_policies",
+    "frontier",
+    "jaxpr_flops",
+    "measure",
+    "plan",
+    "print_saved_residuals",
+    "register_cost",
+    "remat",
+    "saved_residuals",
+]

@@ -1,0 +1,306 @@
+"""The only file that knows JAX's private names, and what differs between its versions.
+
+Each shim says for which versions it is, and when it can go. Supported: JAX 0.10.2 to 0.12.x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import ad_checkpoint as _ad_checkpoint
+from jax._src import api_util as _api_util
+from jax._src import core as _core
+from jax._src import effects as _effects
+from jax._src import source_info_util as _source_info_util
+from jax._src.interpreters import batching as _batching
+from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import partial_eval as _pe
+from jax._src.util import weakref_lru_cache as weakref_lru_cache
+from jax.extend import core as jex
+from jax.extend import linear_util as _lu
+from jax.interpreters import ad as ad
+from jax.interpreters import batching as batching
+from jax.interpreters import mlir as mlir
+
+try:  # JAX >= 0.12 describes the operands of a scan by flat trees; drop when the minimum is 0.12
+    from jax._src import flattree as _flattree
+except ImportError:
+    _flattree = None
+
+Jaxpr = jex.Jaxpr
+JaxprEqn = jex.JaxprEqn
+Var = jex.Var
+Literal = jex.Literal
+DropVar = jex.DropVar
+Primitive = jex.Primitive
+Tracer = jax.core.Tracer
+Zero = ad.Zero
+
+name_p = jex.primitives.name_p
+remat_p = jex.primitives.remat_p
+
+Saveable = _ad_checkpoint.Saveable
+Recompute = _ad_checkpoint.Recompute
+Offloadable = _ad_checkpoint.Offloadable
+SaveableType = type(Saveable)
+RecomputeType = type(Recompute)
+
+ConcretizationTypeError = jax.errors.ConcretizationTypeError
+
+# JAX >= 0.11 made ClosedJaxpr an alias of Jaxpr (with `consts`); drop when the minimum is 0.11
+_CLOSED_IS_OPEN = jex.ClosedJaxpr is jex.Jaxpr
+
+# JAX >= 0.12 hands dead-code rules a list of live inputs; drop when the minimum is 0.12
+_DCE_HAS_LIVE_INS = tuple(int(x) for x in jax.__version__.split(".")[:2]) >= (0, 12)
+
+
+def open_jaxpr(jaxpr: Any) -> tuple[Jaxpr, tuple[Any, ...]]:
+    """Split a closed jaxpr into one with `constvars` and their values; an open one has no values."""
+    if isinstance(jaxpr, jex.ClosedJaxpr) and not _CLOSED_IS_OPEN:
+        return jaxpr.jaxpr, tuple(jaxpr.consts)
+    return jaxpr, tuple(getattr(jaxpr, "consts", ()) or ())
+
+
+def is_jaxpr(x: Any) -> bool:
+    """Whether `x` is a jaxpr, open or closed."""
+    return isinstance(x, (jex.Jaxpr, jex.ClosedJaxpr))
+
+
+def close_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> Any:
+    """The closed form that the parameters of `scan`, `cond` and `jit` hold in this version."""
+    if _CLOSED_IS_OPEN:
+        if not consts:
+            return jaxpr
+        return jaxpr.replace(consts=list(consts))
+    return jex.ClosedJaxpr(jaxpr, list(consts))
+
+
+def new_var(aval: Any) -> Var:
+    """A fresh variable."""
+    return _core.Var(aval)
+
+
+def new_jaxpr(
+    invars: Sequence[Var],
+    outvars: Sequence[Any],
+    eqns: Sequence[JaxprEqn],
+    like: Jaxpr,
+) -> Jaxpr:
+    """A jaxpr without constants; `like` gives the name of the traced function for messages."""
+    effects = _pe.make_jaxpr_effects((), list(invars), list(outvars), list(eqns))
+    debug = _core.DebugInfo(
+        like.debug_info.traced_for, like.debug_info.func_src_info, ("",) * len(invars), None
+    )
+    return _core.Jaxpr((), list(invars), list(outvars), list(eqns), effects, debug)
+
+
+def new_eqn(
+    invars: Sequence[Any],
+    outvars: Sequence[Any],
+    primitive: Primitive,
+    params: dict[str, Any],
+    effects: Any,
+    source_info: Any = None,
+    ctx: Any = None,
+) -> JaxprEqn:
+    """An equation."""
+    return _core.new_jaxpr_eqn(list(invars), list(outvars), primitive, params, effects, source_info, ctx)
+
+
+def eqn_effects(jaxpr: Jaxpr, invars: Sequence[Any]) -> Any:
+    """The effects of an equation that runs `jaxpr` on `invars`."""
+    if hasattr(_core, "eqn_effects"):
+        return _core.eqn_effects(jaxpr, list(invars))
+    return jaxpr.effects
+
+
+def positional_effects(jaxpr: Jaxpr) -> Any:
+    """The effects of a jaxpr as abstract evaluation returns them."""
+    return _core.positional_effects(jaxpr)
+
+
+def effect_may_repeat(effect: Any) -> bool:
+    """Whether JAX allows the effect to run twice under `jax.checkpoint`."""
+    return _effects.remat_allowed_effects.contains(effect)
+
+
+def disallowed_effects(jaxpr: Jaxpr) -> list[Any]:
+    """The effects that may not run twice."""
+    return list(_effects.remat_allowed_effects.filter_not_in(jaxpr.effects))
+
+
+def eval_jaxpr(jaxpr: Jaxpr, *args: Any) -> list[Any]:
+    """Evaluate an open jaxpr without constants."""
+    return _core.eval_jaxpr(jaxpr, (), *args)
+
+
+def typeof(x: Any) -> Any:
+    """The full aval of a value: shape, dtype, weak type, sharding, varying manual axes."""
+    return _core.typeof(x)
+
+
+def typematch(a: Any, b: Any) -> bool:
+    """Whether two avals agree up to weak types."""
+    return _core.typematch(a, b)
+
+
+def tangent_aval(aval: Any) -> Any:
+    """The aval of a tangent of a value with `aval`."""
+    return aval.to_tangent_aval()
+
+
+def has_tangent(aval: Any) -> bool:
+    """Whether a value of this aval can carry a non-zero tangent."""
+    dtype = getattr(aval, "dtype", None)
+    return dtype is not None and _core.primal_dtype_to_tangent_dtype(dtype) != jax.dtypes.float0
+
+
+def instantiate(tangent: Any) -> Any:
+    """A tangent or cotangent as an array, also where it is a symbolic zero."""
+    return ad.instantiate_zeros(tangent)
+
+
+def trace(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], what: str) -> tuple[Jaxpr, list[Any]]:
+    """Trace a function of flat arguments to a jaxpr with `constvars`, from full avals.
+
+    Returns the jaxpr and the values of its constants (among them tracers of outer traces).
+    """
+    debug = _api_util.debug_info(what, fun, tuple(avals), {})
+    wrapped = _lu.wrap_init(fun, debug_info=debug.with_unknown_names())
+    jaxpr, _, consts = _pe.trace_to_jaxpr_dynamic(wrapped, list(avals))
+    return open_jaxpr(jaxpr)[0], list(consts)
+
+
+def debug_info(what: str, fun: Callable[..., Any], args: Any, kwargs: Any, **statics: Any) -> Any:
+    """JAX's record of which function and arguments a trace is for: error messages use it."""
+    return _api_util.debug_info(what, fun, args, kwargs, **statics)
+
+
+def trace_user(
+    fun: Callable[..., Sequence[Any]], avals: Sequence[Any], debug: Any
+) -> tuple[Jaxpr, list[Any]]:
+    """As `trace`, for a function that the user wrote."""
+    jaxpr, _, consts = _pe.trace_to_jaxpr_dynamic(_lu.wrap_init(fun, debug_info=debug), list(avals))
+    return open_jaxpr(jaxpr)[0], list(consts)
+
+
+def hoist_constants(jaxpr: Jaxpr) -> Jaxpr:
+    """Turn the constants of a jaxpr into leading inputs."""
+    if not jaxpr.constvars:
+        return jaxpr
+    return new_jaxpr([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns, jaxpr)
+
+
+def dce(jaxpr: Jaxpr, used_outputs: Sequence[bool]) -> tuple[Jaxpr, list[bool]]:
+    """Remove dead code; returns the jaxpr and which inputs are left."""
+    return _pe.dce_jaxpr(jaxpr, tuple(used_outputs))
+
+
+def register_dce_rule(
+    primitive: Primitive, rule: Callable[[list[bool], JaxprEqn], tuple[list[bool], JaxprEqn | None]]
+) -> None:
+    """Register a dead-code rule, with the signature of the version installed."""
+    if _DCE_HAS_LIVE_INS:
+
+        def with_live_ins(used: list[bool], live_ins: list[bool], eqn: JaxprEqn) -> Any:
+            del live_ins
+            return rule(used, eqn)
+
+        _pe.dce_rules[primitive] = with_live_ins
+    else:
+        _pe.dce_rules[primitive] = rule
+
+
+def eqn_is_effectful(eqn: JaxprEqn) -> bool:
+    """Whether dead-code elimination must leave the equation alone."""
+    return _pe.has_effects(eqn)
+
+
+def batch_jaxpr(jaxpr: Jaxpr, axis_data: Any, dims: Sequence[Any]) -> tuple[Jaxpr, list[Any], list[bool]]:
+    """`vmap` of a jaxpr: the batched jaxpr, its new constants, and which outputs are batched (at axis 0)."""
+    batched, out_batched = _batching.batch_jaxpr_axes(
+        close_jaxpr(jaxpr), axis_data, list(dims), [_batching.zero_if_mapped] * len(jaxpr.outvars)
+    )
+    opened, consts = open_jaxpr(batched)
+    return hoist_constants(opened), list(consts), list(out_batched)
+
+
+def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
+    """The number of constants and of carried values of a `scan` equation."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def scan_params(
+    params: dict[str, Any], body: Jaxpr, num_consts: int, num_carry: int
+) -> dict[str, Any]:
+    """The parameters of a `scan` equation with another body, of which so many inputs are constants and carried."""
+    num_xs = len(body.invars) - num_consts - num_carry
+    changed = dict(params, jaxpr=close_jaxpr(body))
+    if "num_consts" in params:
+        return dict(changed, num_consts=num_consts, num_carry=num_carry)
+    nones = _flattree.nones
+    num_ys = len(body.outvars) - num_carry
+    ft_in = _flattree.pack((nones(num_consts), nones(num_carry), nones(num_xs)))
+    ft_out = _flattree.pack((nones(num_carry), nones(num_ys)))
+    return dict(changed, ft_in=ft_in, ft_out=ft_out)
+
+
+def lower_inline(ctx: Any, jaxpr: Jaxpr, name: str, *args: Any) -> Any:
+    """Lower the equations of `jaxpr` in place, under a name of their own."""
+    outs, tokens = mlir.jaxpr_subcomp(
+        ctx.module_context,
+        jaxpr,
+        ctx.name_stack.extend(name),
+        ctx.tokens_in,
+        (),
+        *args,
+        dim_var_values=ctx.dim_var_values,
+        const_lowering=ctx.const_lowering,
+        outer_traceback=ctx.traceback,
+    )
+    ctx.set_tokens_out(tokens)
+    return outs
+
+
+def lower_barrier(ctx: Any, flags: Sequence[bool], args: Sequence[Any]) -> list[Any]:
+    """One `optimization_barrier` over the flagged operands of the equation that is lowered."""
+    chosen = [a for a, f in zip(args, flags, strict=True) if f]
+    if not chosen:
+        return list(args)
+    avals = [a for a, f in zip(ctx.avals_in, flags, strict=True) if f]
+    flat, _ = mlir.ir_tree_registry.flatten(chosen)
+    _, tree = mlir.ir_tree_registry.flatten([_mlir._aval_to_ir_types(ctx.module_context, a) for a in avals])
+    op = _mlir.hlo.OptimizationBarrierOp(flat)
+    results = iter(
+        tree.unflatten(
+            [_mlir.lower_with_sharding_in_types(ctx, r, a) for r, a in zip(op.results, avals, strict=True)]
+        )
+    )
+    return [next(results) if f else a for a, f in zip(args, flags, strict=True)]
+
+
+def source_of(eqn: JaxprEqn) -> str:
+    """`file:line:column (function)` of the user's code that made the equation."""
+    return _source_info_util.summarize(eqn.source_info)
+
+
+def short_aval(aval: Any) -> str:
+    """An aval as JAX prints it: `f32[4,4]`."""
+    return aval.str_short(short_dtypes=True)
+
+
+def argument_names(fun: Callable[..., Any], args: Any, kwargs: Any) -> Sequence[str]:
+    """The names of the flat arguments, as JAX's reports give them: `x`, `params['w']`."""
+    names = _api_util.debug_info("saved_residuals", fun, args, kwargs).arg_names
+    return names or ()
+
+
+def random_impl_of(dtype: Any) -> str | None:
+    """The name of the implementation of a typed PRNG key, or `None` for another dtype."""
+    impl = getattr(dtype, "_impl", None)
+    return getattr(impl, "name", None)

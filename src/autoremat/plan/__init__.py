@@ -1,0 +1,7 @@
+"""The planner: from a function and a budget to a plan that the compiler confirmed."""
+
+from autoremat.plan._plan import Frontier as Frontier
+from autoremat.plan._plan import FrontierPoint as FrontierPoint
+from autoremat.plan._plan import Plan as Plan
+from autoremat.plan._plan import frontier as frontier
+from autoremat.plan._plan import plan as plan

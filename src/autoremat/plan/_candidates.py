@@ -1,0 +1,194 @@
+"""Candidate plans of one function, and what the compiler says of them.
+
+Candidates and their compiled peaks belong to the function, the target and the compiler options, never to a budget: calls
+that share this record are monotone. It holds numbers and decisions, no arrays and no functions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+
+from autoremat._compat import Jaxpr, eval_jaxpr
+from autoremat.cost import Device, device
+from autoremat.measure import MemoryUse, compile_memory
+from autoremat.plan._path import Path, build_path
+from autoremat.plan._rewrite import Decisions, decide, rewrite
+from autoremat.plan._stages import Builder, Stage, partitions
+from autoremat.plan._trace import Traced
+
+
+class Progress(Protocol):
+    """Told of each compilation."""
+
+    def compiling(self, what: str) -> None:
+        """A compilation starts."""
+        ...
+
+    def compiled(self, what: str, use: MemoryUse) -> None:
+        """It ended; `use.seconds` is how long it took."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A plan that was compiled: state `index` of a variant's path. `index` -1 is the function as it is."""
+
+    variant: int
+    index: int
+    nbytes: int
+    cost: int
+    flops: int
+    use: MemoryUse
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to cut the program into stages and to fence them (see `transform._fence`), with its path of plans."""
+
+    name: str
+    fence: str
+    path: Path
+
+
+@dataclass
+class Record:
+    """Everything known of one function on one target."""
+
+    variants: list[Variant] = field(default_factory=list)
+    measured: dict[tuple[int, int], Measured] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+_RECORDS: OrderedDict[Any, Record] = OrderedDict()
+_MAX_RECORDS = 64
+
+
+def record_for(key: Any) -> Record:
+    """The record of a function, made empty if there is none."""
+    record = _RECORDS.setdefault(key, Record())
+    _RECORDS.move_to_end(key)
+    while len(_RECORDS) > _MAX_RECORDS:
+        _RECORDS.popitem(last=False)
+    return record
+
+
+@dataclass
+class Candidates:
+    """Builds and compiles the candidate plans of a traced function."""
+
+    traced: Traced
+    args: tuple[Any, ...]
+    argnums: tuple[int, ...]
+    scalar_argnum: bool
+    has_aux: bool
+    target: str
+    options: dict[str, Any]
+    progress: Progress
+    record: Record = field(init=False)
+    trace_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        key = (
+            self.traced.fingerprint,
+            self.argnums,
+            self.has_aux,
+            self.target,
+            tuple(sorted(self.options.items())),
+            jax.config.jax_enable_x64,
+        )
+        self.record = record_for(key)
+
+    @property
+    def device(self) -> Device:
+        """The device whose rates price recomputation."""
+        return target_device(self.target)
+
+    def variants(self) -> list[Variant]:
+        """The candidate ways to stage the program, the most promising first; built once."""
+        if not self.record.variants:
+            start = time.perf_counter()
+            self.record.variants = build_variants(self.traced, self.device)
+            self.record.seconds = time.perf_counter() - start
+        return self.record.variants
+
+    def decisions(self, variant: int, index: int) -> Decisions:
+        """The decisions of a candidate; none for the function as it is."""
+        if index < 0:
+            return ()
+        chosen = self.variants()[variant]
+        return decide(chosen.path.program, chosen.path.states[index].choice, chosen.fence)
+
+    def measure(self, variant: int, index: int) -> Measured:
+        """Compile a candidate, or look it up."""
+        key = (0, -1) if index < 0 else (variant, index)
+        if key not in self.record.measured:
+            self.record.measured[key] = self._compile(*key)
+        return self.record.measured[key]
+
+    def _compile(self, variant: int, index: int) -> Measured:
+        if index < 0:
+            what, nbytes, cost, flops = "no recomputation", 0, 0, 0
+        else:
+            chosen = self.variants()[variant]
+            state = chosen.path.states[index]
+            nbytes, cost, flops = state.nbytes, state.cost, state.flops
+            what = f"plan {index} of {len(chosen.path.states) - 1}, {chosen.name}, {chosen.fence}"
+        self.progress.compiling(what)
+        use = self.compile(self.decisions(variant, index))[0]
+        self.progress.compiled(what, use)
+        return Measured(variant, index, nbytes, cost, flops, use)
+
+    def compile(self, decisions: Decisions) -> tuple[MemoryUse, Any]:
+        """Compile `value_and_grad` of the function with decisions written in."""
+        fun = planned_function(self.traced, decisions)
+        argnums = self.argnums[0] if self.scalar_argnum else self.argnums
+        gradient = jax.value_and_grad(fun, argnums, has_aux=self.has_aux)
+        return compile_memory(gradient, *self.args, compiler_options=self.options)
+
+
+def planned_function(traced: Traced, decisions: Decisions) -> Callable[..., Any]:
+    """The function of the traced program with decisions written in, on the user's arguments."""
+    program = rewrite(traced.jaxpr, decisions) if decisions else traced.jaxpr
+    return evaluate_with(program, traced.constants, traced.out_tree, traced.name)
+
+
+def evaluate_with(program: Jaxpr, constants: tuple[Any, ...], out_tree: Any, name: str) -> Callable[..., Any]:
+    """A function of pytrees that runs a program of leaves."""
+
+    def planned(*args: Any, **kwargs: Any) -> Any:
+        leaves = jax.tree.leaves((args, kwargs))
+        return jax.tree.unflatten(out_tree, eval_jaxpr(program, *constants, *leaves))
+
+    planned.__name__ = name
+    return planned
+
+
+def target_device(target: str) -> Device:
+    """The device table's entry for a backend; a GPU whose model is not known counts as an H100."""
+    generic = {"gpu": "gpu:h100", "cuda": "gpu:h100", "tpu": "tpu:v5e"}
+    return device(generic.get(target, target))
+
+
+def build_variants(traced: Traced, on: Device) -> list[Variant]:
+    """Cut the program into stages in each promising way, solve the stages, and order the plans."""
+    builder = Builder(on)
+    active = set(traced.differentiated)
+    # Everything that the caller passes in is alive until the gradient is done.
+    free = set(traced.jaxpr.invars)
+    result: list[Variant] = []
+    for name, spans in partitions(traced.jaxpr, active):
+        program, _ = builder.program(traced.jaxpr, spans, active, free, set(), 1, "")
+        if not any(True for _ in program.stages()):
+            continue
+        path = build_path(program)
+        result.append(Variant(name, "dependence", path))
+        # Inside a loop no fence is needed; where there is nothing else, the two kinds give one program.
+        if len(result) == 1 and any(isinstance(node, Stage) for node in program.nodes):
+            result.append(Variant(name, "barrier", path))
+    return result

@@ -1,0 +1,401 @@
+"""`plan`, `Plan`, `frontier`, `Frontier`."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from autoremat._errors import InfeasibleBudgetError, PlanMismatchError
+from autoremat.graph import Graph
+from autoremat.measure import MemoryUse, default_compiler_options
+from autoremat.measure._memory import check_target
+from autoremat.plan._candidates import Candidates, Measured, Progress, planned_function
+from autoremat.plan._floor import name_floor
+from autoremat.plan._rewrite import Decisions, blocks
+from autoremat.plan._search import Search
+from autoremat.plan._trace import argnum_tuple, check_differentiable, trace
+from autoremat.transform._planned import parse_budget
+
+BASELINE = (0, -1)
+
+
+class Silent:
+    """Progress that says nothing."""
+
+    def compiling(self, what: str) -> None:
+        """Nothing."""
+
+    def compiled(self, what: str, use: MemoryUse) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to keep and what to compute again so that a function's gradient meets a memory budget.
+
+    - `budget_bytes`, `peak_bytes`: the budget, and the compiled peak of `value_and_grad` under this plan, on one device;
+        arguments and outputs included.
+    - `unplanned_bytes`: the compiled peak without any recomputation.
+    - `recompute_flops`: FLOPs that run a second time in one step; `forward_flops` of the forward pass, to compare with.
+    - `seconds`: planning time without compilations; `compile_seconds` of those; `compiles` how many they were.
+    - `decisions`: which stages are checkpoints, and which values each keeps.
+    - `compiler_options`: what the peak was verified under. Pass them to `jax.jit`: what is verified must be what runs.
+    - `notes`: what a user should know, in sentences.
+    """
+
+    function: str
+    fingerprint: str
+    argnums: tuple[int, ...]
+    has_aux: bool
+    target: str
+    compiler_options: Mapping[str, Any]
+    budget_bytes: int
+    peak_bytes: int
+    unplanned_bytes: int
+    memory: MemoryUse
+    kept_bytes: int
+    recompute_flops: int
+    forward_flops: int
+    seconds: float
+    compile_seconds: float
+    compiles: int
+    grouping: str
+    decisions: Decisions
+    notes: tuple[str, ...] = ()
+    signature: tuple[str, ...] = field(default=(), repr=False)
+
+    def apply(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `fun` with this plan: same arguments, same values, same gradients.
+
+        Raises `PlanMismatchError`, when it is called, if `fun` is not the function that the plan was made for, or the
+        arguments have other shapes.
+        """
+        programs: dict[Any, Callable[..., Any]] = {}
+
+        @functools.wraps(fun)
+        def planned(*args: Any, **kwargs: Any) -> Any:
+            traced = trace(fun, args, (), kwargs)
+            if traced.fingerprint != self.fingerprint:
+                raise PlanMismatchError(_mismatch(self, traced.graph, traced.name))
+            # Constants may be tracers of the caller's trace, so only programs without any are remembered.
+            key = None if traced.constants else (traced.fingerprint, id(traced.jaxpr))
+            if key is None:
+                return planned_function(traced, self.decisions)(*args, **kwargs)
+            if key not in programs:
+                programs.clear()
+                programs[key] = planned_function(traced, self.decisions)
+            return programs[key](*args, **kwargs)
+
+        return planned
+
+    def save(self, path: Any) -> None:
+        """Write the plan to a file, as JSON."""
+        from autoremat.plan._files import save_plan
+
+        save_plan(self, path)
+
+    @staticmethod
+    def load(path: Any) -> Plan:
+        """Read a plan from a file.
+
+        Raises `PlanFileError` if the file is damaged or was written by another version.
+        """
+        from autoremat.plan._files import load_plan
+
+        return load_plan(path)
+
+    @property
+    def report(self) -> str:
+        """The plan in words and tables, as the command line prints it."""
+        from autoremat.report import plan_text
+
+        return plan_text(summarize(self))
+
+    @property
+    def checkpoints(self) -> int:
+        """How many stages recompute."""
+        return sum(1 for _ in blocks(self.decisions))
+
+
+def summarize(plan: Plan) -> dict[str, Any]:
+    """The figures of a plan as plain data."""
+    return {
+        "function": plan.function,
+        "target": plan.target,
+        "budget_bytes": plan.budget_bytes,
+        "peak_bytes": plan.peak_bytes,
+        "unplanned_bytes": plan.unplanned_bytes,
+        "argument_bytes": plan.memory.argument_bytes,
+        "output_bytes": plan.memory.output_bytes,
+        "temp_bytes": plan.memory.temp_bytes,
+        "alias_bytes": plan.memory.alias_bytes,
+        "kept_bytes": plan.kept_bytes,
+        "recompute_flops": plan.recompute_flops,
+        "forward_flops": plan.forward_flops,
+        "planning_seconds": plan.seconds,
+        "compile_seconds": plan.compile_seconds,
+        "compiles": plan.compiles,
+        "grouping": plan.grouping,
+        "checkpoints": plan.checkpoints,
+        "compiler_options": dict(plan.compiler_options),
+        "notes": list(plan.notes),
+    }
+
+
+def signature_of(graph: Graph) -> tuple[str, ...]:
+    """The arguments and the operations of a graph in short, to say what differs between two of them."""
+    inputs = ", ".join(f"{graph.values[i].dtype}{list(graph.values[i].shape)}" for i in graph.inputs)
+    return (inputs, *(op.primitive for op in graph.ops))
+
+
+def _mismatch(plan: Plan, graph: Graph, name: str) -> str:
+    got = signature_of(graph)
+    start = (
+        f"this plan was made for `{plan.function}` with {len(plan.signature) - 1} operations, and was applied to `{name}` "
+        f"with {len(got) - 1}. "
+    )
+    if plan.signature[0] != got[0]:
+        detail = f"The arguments differ: planned for ({plan.signature[0]}), got ({got[0]}). "
+    else:
+        i = next((i for i, (a, b) in enumerate(zip(plan.signature, got, strict=False)) if a != b), None)
+        if i is None:
+            detail = "The first operations are the same; their shapes, parameters or number differ. "
+        else:
+            detail = f"They differ first at operation {i - 1}: planned for `{plan.signature[i]}`, got `{got[i]}`. "
+    return start + detail + "Cheapest fix: call autoremat.plan again for this function and these shapes."
+
+
+def plan(
+    fun: Callable[..., Any],
+    *args: Any,
+    budget: int | str,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    target: str | None = None,
+    compiler_options: Mapping[str, Any] | None = None,
+    effort: str = "balanced",
+    progress: Progress | None = None,
+) -> Plan:
+    """Find what to keep and what to recompute so that the gradient of `fun` fits into `budget`.
+
+    The plan found recomputes least among the candidates that the compiler was asked about; its peak is read from the
+    program compiled for the target.
+
+    **Arguments:**
+
+    - `fun`, `args`: the function to differentiate, and example arguments: arrays, or `jax.ShapeDtypeStruct`s.
+    - `budget`: bytes of compiled peak on one device for `jax.value_and_grad(fun)`, arguments and outputs included: an int,
+        a string such as `"12GiB"`, or a share such as `"50%"` of the peak without any recomputation.
+    - `argnums`, `has_aux`: as in `jax.grad`.
+    - `target`: where it will run; left out, this machine's backend.
+    - `compiler_options`: as in `jax.jit`. Left out: on CPU the memory-minimizing scheduler, elsewhere none. They are
+        stored in the plan.
+    - `effort`: `"fast"` tries one way to cut the program into stages, `"balanced"` all promising ones.
+    - `progress`: told of each compilation.
+
+    **Returns:** a `Plan`. Equal calls return equal plans; a smaller budget never a higher peak.
+
+    **Raises:** `BudgetError` if the budget cannot be read; `InfeasibleBudgetError` if nothing fits, with the lowest peak
+    reached and what sets it; `DifferentiationError` if there is nothing to differentiate or the result is no scalar;
+    `CompileError`; `TargetError`.
+    """
+    candidates = prepare(fun, args, argnums, has_aux, target, compiler_options, progress)
+    wanted = parse_budget(budget, "autoremat.plan")
+    if effort not in ("fast", "balanced"):
+        raise ValueError(f'`autoremat.plan(effort=...)` must be "fast" or "balanced", got {effort!r}.')
+    before = set(candidates.record.measured)
+    baseline = candidates.measure(*BASELINE)
+    limit = wanted.resolve(baseline.use.peak_bytes)
+    search = Search(candidates, limit)
+    chosen = search.run(thorough=effort == "balanced")
+    if chosen is None:
+        raise _infeasible(candidates, search, limit)
+    return _to_plan(candidates, chosen, baseline, limit, before)
+
+
+def prepare(
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    target: str | None,
+    compiler_options: Mapping[str, Any] | None,
+    progress: Progress | None,
+) -> Candidates:
+    """Trace and check the function; nothing is compiled yet."""
+    name = check_target(target)
+    chosen = argnum_tuple(argnums, len(args))
+    start = time.perf_counter()
+    traced = trace(fun, args, chosen)
+    check_differentiable(traced, chosen, has_aux)
+    options = default_compiler_options(name) if compiler_options is None else dict(compiler_options)
+    candidates = Candidates(
+        traced, args, chosen, isinstance(argnums, int), has_aux, name, options, progress or Silent()
+    )
+    candidates.trace_seconds = time.perf_counter() - start
+    return candidates
+
+
+def _to_plan(candidates: Candidates, chosen: Measured, baseline: Measured, limit: int, before: set[Any]) -> Plan:
+    from autoremat.cost import graph_flops
+
+    traced, record = candidates.traced, candidates.record
+    new = [m for key, m in record.measured.items() if key not in before]
+    return Plan(
+        function=traced.name,
+        fingerprint=traced.fingerprint,
+        argnums=candidates.argnums,
+        has_aux=candidates.has_aux,
+        target=candidates.target,
+        compiler_options=candidates.options,
+        budget_bytes=limit,
+        peak_bytes=chosen.use.peak_bytes,
+        unplanned_bytes=baseline.use.peak_bytes,
+        memory=chosen.use,
+        kept_bytes=chosen.nbytes,
+        recompute_flops=chosen.flops,
+        forward_flops=graph_flops(traced.graph),
+        seconds=candidates.trace_seconds + record.seconds,
+        compile_seconds=sum(m.use.seconds for m in new),
+        compiles=len(new),
+        grouping="as it is" if chosen.index < 0 else candidates.variants()[chosen.variant].name,
+        decisions=candidates.decisions(chosen.variant, chosen.index),
+        notes=tuple(_notes(chosen, baseline)),
+        signature=signature_of(traced.graph),
+    )
+
+
+def _notes(chosen: Measured, baseline: Measured) -> Iterator[str]:
+    use = baseline.use
+    fixed = use.argument_bytes + use.output_bytes - use.alias_bytes
+    if chosen.index < 0:
+        yield "The function meets the budget as it is: nothing is recomputed."
+    if use.temp_bytes < fixed:
+        yield (
+            f"Activations are not the bulk of the memory here: without recomputation temporaries take {use.temp_bytes:,} "
+            f"bytes, arguments and outputs {fixed:,}. A larger batch, not a plan, is what this function has room for; "
+            "recomputation cannot go below arguments and outputs."
+        )
+
+
+def _infeasible(candidates: Candidates, search: Search, limit: int) -> InfeasibleBudgetError:
+    lowest = search.floor()
+    floor = lowest.use.peak_bytes if lowest else 0
+    op = ""
+    if lowest is not None:
+        op = name_floor(candidates, candidates.decisions(lowest.variant, lowest.index)).text
+    return InfeasibleBudgetError(
+        f"`autoremat.plan({candidates.traced.name}, budget=...)`: got {limit:,} bytes, but the lowest compiled peak "
+        f"reached is {floor:,} bytes, for any recomputation tried. {op} Cheapest fix: a budget of at least {floor:,} "
+        "bytes, or a smaller batch.",
+        floor_bytes=floor,
+        op=op,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- frontier
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierPoint:
+    """One plan of a frontier: kept bytes and recomputed FLOPs as the model counts them, and the compiled peak if measured."""
+
+    kept_bytes: int
+    recompute_flops: int
+    recompute_seconds: float
+    peak_bytes: int | None
+    vertex: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frontier:
+    """Memory against recomputation, from nothing recomputed to everything.
+
+    `points` come by falling kept bytes. With `compiled` they carry the compiled peak. `seconds` is planning time without
+    compilations, `ops` the size of the joint graph in equations.
+    """
+
+    function: str
+    target: str
+    unplanned_bytes: int | None
+    points: tuple[FrontierPoint, ...]
+    grouping: str
+    seconds: float
+    ops: int
+
+    def __iter__(self) -> Iterator[FrontierPoint]:
+        return iter(self.points)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+
+def frontier(
+    fun: Callable[..., Any],
+    *args: Any,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    target: str | None = None,
+    compiler_options: Mapping[str, Any] | None = None,
+    compiled: int = 0,
+    progress: Progress | None = None,
+) -> Frontier:
+    """The trade of memory against recomputation for the gradient of `fun`.
+
+    **Arguments:** as for `plan`. `compiled` is the number of points, spread evenly over the kept bytes, to compile and read the
+    peak of; 0 compiles nothing.
+
+    **Returns:** a `Frontier`.
+    """
+    candidates = prepare(fun, args, argnums, has_aux, target, compiler_options, progress)
+    variants = candidates.variants()
+    if not variants:
+        return Frontier(
+            function=candidates.traced.name,
+            target=candidates.target,
+            unplanned_bytes=None,
+            points=(),
+            grouping="",
+            seconds=candidates.trace_seconds + candidates.record.seconds,
+            ops=0,
+        )
+    name, path = variants[0].name, variants[0].path
+    chosen = _spread(path.states, compiled)
+    unplanned = candidates.measure(*BASELINE).use.peak_bytes if compiled else None
+    peaks = {i: candidates.measure(0, i).use.peak_bytes for i in chosen}
+    edges = set(path.edges)
+    points = tuple(
+        FrontierPoint(
+            kept_bytes=s.nbytes,
+            recompute_flops=s.flops,
+            recompute_seconds=s.cost / 1e12,
+            peak_bytes=peaks.get(s.index),
+            vertex=s.index in edges,
+        )
+        for s in path.states
+    )
+    return Frontier(
+        function=candidates.traced.name,
+        target=candidates.target,
+        unplanned_bytes=unplanned,
+        points=points,
+        grouping=name,
+        seconds=candidates.trace_seconds + candidates.record.seconds,
+        ops=path.program.ops,
+    )
+
+
+def _spread(states: Sequence[Any], count: int) -> list[int]:
+    """Indices of `count` states, evenly spread over kept bytes, ends included."""
+    if count <= 0 or not states:
+        return []
+    top, bottom = states[0].nbytes, states[-1].nbytes
+    chosen = {0, len(states) - 1}
+    for k in range(1, count - 1):
+        wanted = top - (top - bottom) * k / (count - 1)
+        chosen.add(min(states, key=lambda s: abs(s.nbytes - wanted)).index)
+    return sorted(chosen)
+

@@ -1,0 +1,220 @@
+"""The stages of a program and the options of each: what it may keep, and what that costs.
+
+    Program = Stage | Loop | Plain ...          in program order; a Loop has a Program inside
+
+A stage's options come from the frontier of its joint graph. Equal stages share them. Whether a stage inside a loop keeps a
+value counts once for each iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from autoremat._compat import Jaxpr, Var, open_jaxpr, scan_sizes
+from autoremat.cost import Device, op_cost
+from autoremat.plan._segments import Span, dependents, groupings, signature, subjaxpr, units
+from autoremat.solve import Assignment, frontier, pareto
+from autoremat.transform._jaxpr import inline_calls, is_var
+from autoremat.transform._linearize import linearize
+from autoremat.transform._planned import JointProblem, PlannedPolicy, planned_policy, pose
+
+MAX_OPTIONS = 32
+"""Options of a stage beside the vertices of its hull: more would not be told apart by a compiler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to run a stage, for one execution of it.
+
+    `nbytes` kept bytes, `cost` picoseconds and `flops` of recomputation, `policy` what to keep (`None`: the stage is left
+    as it is, without a checkpoint). `vertex` marks a vertex of the stage's hull.
+    """
+
+    nbytes: int
+    cost: int
+    flops: int
+    policy: PlannedPolicy | None
+    vertex: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Equations `start` to `stop` as one checkpoint. `trips` is how often it runs; `label` says where it stands."""
+
+    span: Span
+    options: tuple[Option, ...]
+    trips: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A `scan` at equation `index`, with the program of its body."""
+
+    index: int
+    body: Program
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The stages and loops of a jaxpr; equations outside them run as they are."""
+
+    jaxpr: Jaxpr
+    nodes: tuple[Stage | Loop, ...]
+    ops: int
+
+    def stages(self) -> Iterator[Stage]:
+        """All stages, those of loops included, in program order."""
+        for node in self.nodes:
+            if isinstance(node, Stage):
+                yield node
+            else:
+                yield from node.body.stages()
+
+
+@dataclass
+class Builder:
+    """Builds programs for one device. Equal stages are solved once: `solved` maps their structure to their options."""
+
+    device: Device
+    solved: dict[Any, tuple[tuple[Option, ...], tuple[bool, ...], int]] = field(default_factory=dict)
+    ops: int = 0
+
+    def program(
+        self, jaxpr: Jaxpr, spans: Sequence[Span], active: set[Var], free: set[Var], carried: set[Any], trips: int, where: str
+    ) -> tuple[Program, set[Var]]:
+        """The program of `jaxpr` for a partition into spans.
+
+        `active` are the inputs with a tangent, `free` those that are alive anyway, `carried` the outputs that somebody else
+        keeps. Returns it with all variables that have a tangent.
+        """
+        active, charged = set(active), set(free)
+        reads = _reads_after(jaxpr, spans)
+        nodes: list[Stage | Loop] = []
+        ops = 0
+        for span, later in zip(spans, reads, strict=True):
+            if span.loop:
+                loop, count = self._loop(jaxpr, span.start, active, charged, trips, where)
+                nodes.append(loop)
+                ops += count
+                charged.update(v for v in jaxpr.eqns[span.start].invars if is_var(v))
+                continue
+            part = subjaxpr(jaxpr, span, later | {v for v in jaxpr.outvars if is_var(v)})
+            nonzero = tuple(v in active for v in part.invars)
+            if not any(nonzero) or not part.outvars:
+                continue
+            shared = tuple(i for i, v in enumerate(part.outvars) if v in later or v in carried)
+            options, nonzero_outs, count = self._solve(part, nonzero, tuple(v in charged for v in part.invars), shared)
+            ops += count
+            active.update(v for v, nz in zip(part.outvars, nonzero_outs, strict=True) if nz)
+            charged.update(part.invars)
+            if options:
+                nodes.append(Stage(span, options, trips, f"{where}[{span.start}:{span.stop}]"))
+        return Program(jaxpr, tuple(nodes), ops), active
+
+    def _solve(
+        self, part: Jaxpr, nonzero: tuple[bool, ...], free: tuple[bool, ...], shared: tuple[int, ...]
+    ) -> tuple[tuple[Option, ...], tuple[bool, ...], int]:
+        key = (signature(part), nonzero, free, shared)
+        if key not in self.solved:
+            joint = linearize(part, nonzero)
+            posed = pose(joint, self.device, free, shared)
+            options = _options(posed, self.device) if any(joint.nonzero_outs) else ()
+            self.solved[key] = options, joint.nonzero_outs, len(joint.forward_eqns) + len(joint.linear_eqns)
+        return self.solved[key]
+
+    def _loop(
+        self, jaxpr: Jaxpr, index: int, active: set[Var], free: set[Var], trips: int, where: str
+    ) -> tuple[Loop, int]:
+        eqn = jaxpr.eqns[index]
+        body = loop_body(eqn)
+        num_consts, num_carry = scan_sizes(eqn.params)
+        nonzero = [is_var(v) and v in active for v in eqn.invars]
+        alive = {
+            b
+            for i, (b, v) in enumerate(zip(body.invars, eqn.invars, strict=True))
+            if not num_consts <= i < num_consts + num_carry and (i < num_consts or not is_var(v) or v in free)
+        }
+        carried = {v for v in body.outvars if is_var(v)}
+        label = f"{where}scan[{index}]" if where else f"scan[{index}]"
+        while True:
+            seeds = {b for b, nz in zip(body.invars, nonzero, strict=True) if nz}
+            finest = units(body, dependents(body, seeds))
+            spans = finest if any(s.loop for s in finest) else [Span(0, len(body.eqns))]
+            program, reached = self.program(body, spans, seeds, alive, carried, trips * eqn.params["length"], label)
+            outs = [is_var(v) and v in reached for v in body.outvars]
+            grown = [nz or outs[i - num_consts] if num_consts <= i < num_consts + num_carry else nz for i, nz in enumerate(nonzero)]
+            if grown == nonzero:
+                break
+            nonzero = grown
+        active.update(v for v, nz in zip(eqn.outvars, outs, strict=True) if nz)
+        return Loop(index, program), program.ops
+
+
+def loop_body(eqn: Any) -> Jaxpr:
+    """The body of a `scan` with its inner calls inlined."""
+    body, consts = open_jaxpr(eqn.params["jaxpr"])
+    inlined, hoisted = inline_calls(body)
+    return body if consts or hoisted else inlined
+
+
+def _reads_after(jaxpr: Jaxpr, spans: Sequence[Span]) -> list[set[Any]]:
+    """For each span, the variables that equations after it read."""
+    result: list[set[Any]] = []
+    reads: set[Any] = set()
+    for span in reversed(spans):
+        result.append(set(reads))
+        for eqn in jaxpr.eqns[span.start : span.stop]:
+            reads.update(v for v in eqn.invars if is_var(v))
+    result.reverse()
+    return result
+
+
+# -------------------------------------------------------------------------------------------------------------- options
+
+
+def _options(posed: JointProblem, device: Device) -> tuple[Option, ...]:
+    """The Pareto set of a stage as options, by falling bytes; the hull's vertices, and splices thinned out."""
+    found = frontier(posed.problem)
+    vertices = {(p.nbytes, p.cost): price for p, price in zip(found.points, found.prices, strict=True)}
+    points = [*pareto(posed.problem, found=found)]
+    chosen = _thin(points, set(vertices))
+    return tuple(_option(posed, p, vertices.get((p.nbytes, p.cost)), device) for p in chosen)
+
+
+def _thin(points: Sequence[Assignment], vertices: set[tuple[int, int]]) -> list[Assignment]:
+    others = [p for p in points if (p.nbytes, p.cost) not in vertices]
+    if len(others) > MAX_OPTIONS:
+        width = max(1, points[0].nbytes - points[-1].nbytes)
+        spaced: list[Assignment] = []
+        for p in others:
+            if not spaced or spaced[-1].nbytes - p.nbytes >= width / MAX_OPTIONS:
+                spaced.append(p)
+        others = spaced
+    keep = {id(p) for p in others}
+    return [p for p in points if (p.nbytes, p.cost) in vertices or id(p) in keep]
+
+
+def _option(posed: JointProblem, p: Assignment, interval: tuple[Any, Any] | None, device: Device) -> Option:
+    twice = p.forward & p.rerun
+    flops = sum(op_cost(posed.graph, posed.graph.ops[j]).flops for j in twice)
+    plain = not p.rerun and all(posed.problem.storages[v][s].name == "device" for v, s in p.keep.items())
+    price = Fraction(0) if interval is None else _inside(*interval)
+    policy = None if plain else planned_policy(posed, p, price, device.name)
+    return Option(p.nbytes, p.cost, flops, policy, interval is not None)
+
+
+def _inside(low: Any, high: Any) -> Fraction:
+    """A price at which the vertex with this interval is the only optimum."""
+    if high == float("inf"):
+        return Fraction(low) * 2 + 1
+    return (Fraction(low) + Fraction(high)) / 2
+
+
+def partitions(jaxpr: Jaxpr, active: set[Var]) -> list[tuple[str, list[Span]]]:
+    """The candidate partitions of a program into stages."""
+    return groupings(jaxpr, dependents(jaxpr, active))
+

@@ -1,0 +1,99 @@
+"""Trace the function to plan for, and check that there is something to plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from autoremat._compat import Jaxpr, Var, dce, has_tangent
+from autoremat._errors import DifferentiationError
+from autoremat.graph import Graph, fingerprint
+from autoremat.graph._trace import trace_graph
+from autoremat.transform._jaxpr import inline_calls
+from autoremat.transform._trace_user import bind_call, trace_call
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A function as a program: `jaxpr: (constants, leaves) -> outs`, calls inlined, dead code removed.
+
+    `differentiated` are the inputs that `argnums` selects, `graph` the forward graph, `fingerprint` its name.
+    """
+
+    jaxpr: Jaxpr
+    constants: tuple[Any, ...]
+    leaves: tuple[Any, ...]
+    out_tree: Any
+    differentiated: frozenset[Var]
+    graph: Graph
+    fingerprint: str
+    name: str
+
+
+def trace(fun: Callable[..., Any], args: Sequence[Any], argnums: Sequence[int], kwargs: dict[str, Any] | None = None) -> Traced:
+    """Trace `fun` for the shapes of `args`. Arguments may be `jax.ShapeDtypeStruct`s."""
+    call = bind_call(fun, tuple(args), dict(kwargs or {}), (), ())
+    leaf_argnum = [i for i, a in enumerate(args) for _ in jax.tree.leaves(a)]
+    opened, constants, out_tree = trace_call(fun, call, "autoremat.plan")
+    inlined, hoisted = inline_calls(opened)
+    pruned, _ = dce(inlined, [True] * len(inlined.outvars))
+    # Dead-code elimination drops inputs; a plan keeps all of them, so that the arguments stay in place.
+    kept = inlined.replace(eqns=pruned.eqns, effects=pruned.effects)
+    leading = len(hoisted) + len(constants)
+    chosen = frozenset(
+        v
+        for i, v in enumerate(kept.invars[leading:])
+        if i < len(leaf_argnum) and leaf_argnum[i] in argnums and has_tangent(v.aval)
+    )
+    graph, _ = trace_graph(kept)
+    return Traced(
+        jaxpr=kept,
+        constants=(*hoisted, *constants),
+        leaves=call.leaves,
+        out_tree=out_tree,
+        differentiated=chosen,
+        graph=graph,
+        fingerprint=fingerprint(graph),
+        name=getattr(fun, "__name__", type(fun).__name__),
+    )
+
+
+def argnum_tuple(argnums: int | Sequence[int], num_args: int) -> tuple[int, ...]:
+    """`argnums` as in `jax.grad`, negatives resolved. Raises `DifferentiationError` if one is out of range."""
+    given = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    if not given or any(not -num_args <= n < num_args for n in given):
+        raise DifferentiationError(
+            f"`autoremat.plan(argnums=...)`: got {argnums}, but the function was given {num_args} positional arguments. "
+            f"Cheapest fix: numbers from 0 to {num_args - 1}."
+        )
+    return tuple(n % num_args for n in given)
+
+
+def check_differentiable(traced: Traced, argnums: tuple[int, ...], has_aux: bool) -> None:
+    """Raise `DifferentiationError` where `jax.value_and_grad` would fail, with what to do about it."""
+    if not traced.differentiated:
+        dtypes = sorted({str(v.aval.dtype) for v in traced.jaxpr.invars if hasattr(v.aval, "dtype")})
+        raise DifferentiationError(
+            f"`autoremat.plan({traced.name}, ...)`: argument(s) {argnums} hold no floating-point array, so there is nothing "
+            f"to differentiate; dtypes found: {dtypes}. Cheapest fix: set `argnums` to the argument with the parameters."
+        )
+    out = jax.tree.unflatten(traced.out_tree, traced.jaxpr.outvars)
+    if has_aux:
+        if not isinstance(out, tuple) or len(out) != 2:
+            raise DifferentiationError(
+                f"`autoremat.plan({traced.name}, has_aux=True)` needs a function that returns (loss, aux); it returns "
+                f"{traced.out_tree}."
+            )
+        out = out[0]
+    leaves = jax.tree.leaves(out)
+    avals = [v.aval for v in leaves]
+    if len(avals) != 1 or avals[0].shape != () or not jax.numpy.issubdtype(avals[0].dtype, jax.numpy.floating):
+        got = ", ".join(a.str_short(short_dtypes=True) for a in avals[:4])
+        hint = " If it returns (loss, aux), pass has_aux=True." if len(avals) > 1 else " Cheapest fix: return its mean or sum."
+        raise DifferentiationError(
+            f"`autoremat.plan({traced.name}, ...)` needs a function that returns one floating-point scalar, as "
+            f"`jax.grad` does; it returns {len(avals)} array(s): {got}.{hint}"
+        )

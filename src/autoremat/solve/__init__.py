@@ -1,0 +1,14 @@
+"""What to keep and what to compute again: problems, the judge, and the solvers. No JAX here."""
+
+from autoremat.solve._cut import cut as cut
+from autoremat.solve._evaluate import Judge as Judge
+from autoremat.solve._evaluate import close as close
+from autoremat.solve._evaluate import evaluate as evaluate
+from autoremat.solve._frontier import Frontier as Frontier
+from autoremat.solve._frontier import frontier as frontier
+from autoremat.solve._frontier import pareto as pareto
+from autoremat.solve._frontier import splices as splices
+from autoremat.solve._problem import Assignment as Assignment
+from autoremat.solve._problem import Price as Price
+from autoremat.solve._problem import Problem as Problem
+from autoremat.solve._problem import Storage as Storage

@@ -1,0 +1,91 @@
+"""Deciders: from a policy, or from an explicit list of kept values, to decisions for `split_eqns`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from autoremat._compat import JaxprEqn, Offloadable, SaveableType, Var, effect_may_repeat, name_p, random_impl_of
+from autoremat.storage import DEVICE_NAME
+from autoremat.transform._linearize import Joint
+from autoremat.transform._policies import NothingSaveable, check_decision
+from autoremat.transform._split import RECURSE, Decider, composite_rules
+
+# Their bits depend on how the program is partitioned: a second draw may differ from the first.
+_PARTITION_DEPENDENT = frozenset({"rbg", "unsafe_rbg"})
+
+
+@runtime_checkable
+class GraphPolicy(Protocol):
+    """A policy that sees the whole joint program at once, as the planner's do."""
+
+    def decider(self, joint: Joint) -> Decider:
+        """The decisions for this program."""
+        ...
+
+
+def may_run_again(eqn: JaxprEqn) -> bool:
+    """Whether a second execution gives the same values, and is allowed."""
+    name = eqn.primitive.name
+    if name in {"rng_bit_generator", "rng_uniform"}:
+        return False
+    if name == "random_bits" and random_impl_of(eqn.invars[0].aval.dtype) in _PARTITION_DEPENDENT:
+        return False
+    return all(effect_may_repeat(e) for e in eqn.effects)
+
+
+@dataclass(frozen=True)
+class PolicyDecider:
+    """Asks a callable about each equation, as `jax.checkpoint` does, and about the tags of its outputs."""
+
+    policy: Any
+
+    def decide(self, eqn: JaxprEqn, wanted: Sequence[int], names: Sequence[frozenset[str]]) -> Any:
+        tagged = {i: DEVICE_NAME for i, tags in zip(wanted, names, strict=True) if self._keeps_tagged(eqn, i, tags)}
+        if eqn.primitive is name_p:
+            return {}  # the tag belongs to the value, so its producer is asked
+        if len(tagged) == len(wanted):
+            return tagged
+        if eqn.primitive.name in composite_rules:
+            return tagged or RECURSE
+        excludes = getattr(self.policy, "excludes", None)
+        allowed = [i for i, tags in zip(wanted, names, strict=True) if excludes is None or not excludes(tags)]
+        if not may_run_again(eqn):
+            return dict.fromkeys(wanted, DEVICE_NAME)
+        if self._saves(eqn.primitive, [v.aval for v in eqn.invars], eqn.params):
+            return dict.fromkeys(allowed, DEVICE_NAME)
+        return tagged
+
+    def _keeps_tagged(self, eqn: JaxprEqn, out: int, tags: frozenset[str]) -> bool:
+        aval = eqn.outvars[out].aval
+        return any(self._saves(name_p, [aval], {"name": tag}) for tag in sorted(tags))
+
+    def _saves(self, prim: Any, avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
+        decision = check_decision(self.policy(prim, *avals, **params), self.policy)
+        if isinstance(decision, Offloadable):
+            raise NotImplementedError(
+                f"the checkpoint policy {self.policy!r} asks to offload the output of `{prim.name}` from "
+                f"{decision.src} to {decision.dst}; autoremat does not offload yet. Cheapest fix: a policy that "
+                "saves or recomputes it, such as save_only_these_names."
+            )
+        return isinstance(decision, SaveableType)
+
+
+@dataclass(frozen=True)
+class KeepDecider:
+    """Keeps exactly the variables of `keep`, each with the codec named there; everything else runs again."""
+
+    keep: Mapping[Var, str]
+
+    def decide(self, eqn: JaxprEqn, wanted: Sequence[int], names: Sequence[frozenset[str]]) -> Any:
+        return {i: self.keep[eqn.outvars[i]] for i in wanted if eqn.outvars[i] in self.keep}
+
+
+def decider_for(policy: Any, joint: Joint) -> Decider:
+    """The decisions of `policy` for a program; no policy means that nothing is saved but the inputs."""
+    if policy is None:
+        return PolicyDecider(NothingSaveable())
+    if isinstance(policy, GraphPolicy):
+        return policy.decider(joint)
+    return PolicyDecider(policy)

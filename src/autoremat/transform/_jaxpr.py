@@ -1,0 +1,144 @@
+"""Structural work on jaxprs: inlining, substitution, dead code. Nothing is traced again here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from autoremat._compat import (
+    DropVar,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    eqn_is_effectful,
+    is_jaxpr,
+    new_jaxpr,
+    new_var,
+    open_jaxpr,
+    trace,
+)
+
+# Calls without a meaning of their own: a planner looks through them.
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "eval_jaxpr": "jaxpr"}
+
+
+def is_var(x: Any) -> bool:
+    """Whether an atom of a jaxpr is a variable, not a literal."""
+    return not isinstance(x, Literal)
+
+
+def called_jaxpr(eqn: JaxprEqn) -> Any | None:
+    """The jaxpr that a plain call runs, or `None` if the equation is not a call that may be inlined.
+
+    A `jit` with shardings or layouts of its own says something to the compiler, so it stays.
+    """
+    key = _CALLS.get(eqn.primitive.name)
+    if key is None or key not in eqn.params:
+        return None
+    for constraint in ("in_shardings", "out_shardings", "in_layouts", "out_layouts"):
+        for spec in eqn.params.get(constraint, ()):
+            if spec is not None and "Unspecified" not in type(spec).__name__:
+                return None
+    return eqn.params[key]
+
+
+def substitute(atoms: Iterable[Any], env: Mapping[Var, Any]) -> list[Any]:
+    """Replace variables that `env` maps."""
+    return [env.get(a, a) if is_var(a) else a for a in atoms]
+
+
+class _Inliner:
+    """Collects the equations of nested calls in one flat list, with fresh variables for each call."""
+
+    def __init__(self) -> None:
+        self.eqns: list[JaxprEqn] = []
+        self.constants: dict[Var, Any] = {}
+
+    def run(self, jaxpr: Jaxpr, env: dict[Var, Any], fresh: bool) -> list[Any]:
+        for eqn in jaxpr.eqns:
+            invars = substitute(eqn.invars, env)
+            called = called_jaxpr(eqn)
+            if called is not None:
+                inner, consts = open_jaxpr(called)
+                inner_env: dict[Var, Any] = dict(zip(inner.invars, invars, strict=True))
+                for var, value in zip(inner.constvars, consts, strict=True):
+                    hoisted = new_var(var.aval)
+                    self.constants[hoisted] = value
+                    inner_env[var] = hoisted
+                outs = self.run(inner, inner_env, True)
+                env.update(zip(eqn.outvars, outs, strict=True))
+                continue
+            outvars = eqn.outvars
+            if fresh:
+                outvars = [DropVar(v.aval) if isinstance(v, DropVar) else new_var(v.aval) for v in eqn.outvars]
+                env.update((a, b) for a, b in zip(eqn.outvars, outvars, strict=True) if not isinstance(a, DropVar))
+            if fresh or invars != list(eqn.invars):
+                eqn = rebind(eqn, invars, outvars)
+            self.eqns.append(eqn)
+        return substitute(jaxpr.outvars, env)
+
+
+def rebind(eqn: JaxprEqn, invars: Sequence[Any], outvars: Sequence[Any], **params: Any) -> JaxprEqn:
+    """The same equation on other variables, with some parameters changed."""
+    return eqn.replace(invars=list(invars), outvars=list(outvars), params=dict(eqn.params, **params))
+
+
+def inline_calls(jaxpr: Jaxpr) -> tuple[Jaxpr, list[Any]]:
+    """Inline every plain call. Returns a jaxpr whose leading inputs are the returned constants.
+
+    `jaxpr: a -> b` becomes `(consts, a) -> b`; a jaxpr without calls comes back as it is.
+    """
+    if not any(called_jaxpr(e) is not None for e in jaxpr.eqns):
+        return jaxpr, []
+    inliner = _Inliner()
+    outs = inliner.run(jaxpr, {}, False)
+    invars = [*inliner.constants, *jaxpr.invars]
+    return new_jaxpr(invars, outs, inliner.eqns, jaxpr), list(inliner.constants.values())
+
+
+def live_eqns(eqns: Sequence[JaxprEqn], outs: Iterable[Any], *, effects: bool = True) -> list[JaxprEqn]:
+    """The equations that `outs` need, and those with effects if `effects`; in order."""
+    want = {v for v in outs if is_var(v)}
+    kept: list[JaxprEqn] = []
+    for eqn in reversed(eqns):
+        if any(v in want for v in eqn.outvars) or (effects and eqn_is_effectful(eqn)):
+            kept.append(eqn)
+            want.update(v for v in eqn.invars if is_var(v))
+    kept.reverse()
+    return kept
+
+
+def free_vars(eqns: Sequence[JaxprEqn], outs: Iterable[Any] = ()) -> list[Var]:
+    """The variables that the equations and `outs` read but do not make, in order of first use."""
+    made: set[Var] = set()
+    free: dict[Var, None] = {}
+    for eqn in eqns:
+        for v in eqn.invars:
+            if is_var(v) and v not in made:
+                free.setdefault(v)
+        made.update(eqn.outvars)
+    for v in outs:
+        if is_var(v) and v not in made:
+            free.setdefault(v)
+    return list(free)
+
+
+def traced_eqns(fun: Callable[..., Sequence[Any]], invars: Sequence[Var], what: str) -> tuple[list[JaxprEqn], list[Any]]:
+    """The equations of a small helper function applied to given variables, and its output atoms."""
+    jaxpr, consts = trace(fun, [v.aval for v in invars], what)
+    if consts:
+        raise AssertionError(f"{what} must not capture constants")
+    inliner = _Inliner()
+    outs = inliner.run(jaxpr, dict(zip(jaxpr.invars, invars, strict=True)), True)
+    return inliner.eqns, outs
+
+
+def subjaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
+    """The jaxprs in the parameters of an equation, opened."""
+    found = []
+    for value in eqn.params.values():
+        for x in value if isinstance(value, (tuple, list)) else (value,):
+            if is_jaxpr(x):
+                found.append(open_jaxpr(x)[0])
+    return found

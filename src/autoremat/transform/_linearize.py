@@ -1,0 +1,111 @@
+"""The joint program of a function: what runs forward, and what is linear in the tangents.
+
+    jaxpr:   primals -> outs
+    forward: (primals, constants) -> (outs, demanded)
+    linear:  (demanded, tangents) -> tangents out
+
+`forward` holds every equation that depends on no tangent, those that only derivatives need (`cos x` for `sin x`)
+among them. `linear` is what reverse mode transposes: it reads the `demanded` values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from autoremat._compat import (
+    Jaxpr,
+    JaxprEqn,
+    Var,
+    eval_jaxpr,
+    has_tangent,
+    tangent_aval,
+    trace,
+    weakref_lru_cache,
+)
+from autoremat.transform._jaxpr import _Inliner, free_vars, is_var, live_eqns
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Joint:
+    """See the module's docstring. `inputs` are the variables of the primals and then of the constants."""
+
+    like: Jaxpr
+    inputs: tuple[Var, ...]
+    constants: tuple[Any, ...]
+    outs: tuple[Any, ...]
+    forward_eqns: tuple[JaxprEqn, ...]
+    demanded: tuple[Var, ...]
+    tangents: tuple[Var, ...]
+    linear_eqns: tuple[JaxprEqn, ...]
+    tangent_outs: tuple[Any, ...]
+    nonzero_outs: tuple[bool, ...]
+
+
+def _trace_joint(jaxpr: Jaxpr, nonzero: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:
+    n = len(jaxpr.invars)
+    in_avals = [v.aval for v in jaxpr.invars]
+    tangent_avals = [tangent_aval(a) for a, nz in zip(in_avals, nonzero, strict=True) if nz]
+    differentiable = [has_tangent(v.aval) for v in jaxpr.outvars]
+
+    def joint(*args: Any) -> list[Any]:
+        primals, tangents = args[:n], args[n:]
+
+        def of_differentiated(*chosen: Any) -> list[Any]:
+            it = iter(chosen)
+            return eval_jaxpr(jaxpr, *(next(it) if nz else p for p, nz in zip(primals, nonzero, strict=True)))
+
+        outs, f_lin = jax.linearize(of_differentiated, *(p for p, nz in zip(primals, nonzero, strict=True) if nz))
+        tangent_outs = f_lin(*tangents)
+        return [*outs, *(t for t, d in zip(tangent_outs, differentiable, strict=True) if d)]
+
+    return trace(joint, [*in_avals, *tangent_avals], "checkpoint")
+
+
+def linearize(jaxpr: Jaxpr, nonzero: tuple[bool, ...]) -> Joint:
+    """The joint program of `jaxpr` for tangents at the inputs that `nonzero` marks.
+
+    `jaxpr` has no constants. Tangents of integer inputs and outputs do not exist (`float0`).
+    """
+    traced, consts = _trace_joint(jaxpr, nonzero)
+    inliner = _Inliner()
+    out_atoms = inliner.run(traced, {}, False)
+    n, num_outs = len(jaxpr.invars), len(jaxpr.outvars)
+    primals, tangents = traced.invars[:n], traced.invars[n:]
+
+    depends = set(tangents)
+    forward: list[JaxprEqn] = []
+    linear: list[JaxprEqn] = []
+    for eqn in inliner.eqns:
+        if any(is_var(v) and v in depends for v in eqn.invars):
+            linear.append(eqn)
+            depends.update(eqn.outvars)
+        else:
+            forward.append(eqn)
+    float_outs = iter(out_atoms[num_outs:])
+    candidates = [next(float_outs) if has_tangent(v.aval) else None for v in jaxpr.outvars]
+    nonzero_outs = tuple(t is not None and is_var(t) and t in depends for t in candidates)
+    tangent_outs = tuple(t for t, nz in zip(candidates, nonzero_outs, strict=True) if nz)
+    linear = live_eqns(linear, tangent_outs, effects=False)
+    tangent_set = set(tangents)
+    demanded = tuple(v for v in free_vars(linear, tangent_outs) if v not in tangent_set)
+    outs = tuple(out_atoms[:num_outs])
+    constvars = (*traced.constvars, *inliner.constants)
+    return Joint(
+        like=jaxpr,
+        inputs=(*primals, *constvars),
+        constants=(*consts, *inliner.constants.values()),
+        outs=outs,
+        forward_eqns=tuple(live_eqns(forward, [*outs, *demanded])),
+        demanded=demanded,
+        tangents=tuple(tangents),
+        linear_eqns=tuple(linear),
+        tangent_outs=tangent_outs,
+        nonzero_outs=nonzero_outs,
+    )
+
+
+linearize_cached = weakref_lru_cache(linearize)

@@ -1,0 +1,161 @@
+"""From a joint program and decisions to the two programs that run.
+
+    joint:   (primals, constants, tangents) -> (outs, tangents out)
+    forward: (primals, constants) -> (outs, kept)
+    linear:  (leaves, tangents)   -> tangents out       leaves = what it reads of (primals, constants), then kept
+
+`linear` decodes what was kept, runs again what is missing, and then is linear in the tangents.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from autoremat._compat import Jaxpr, JaxprEqn, Var, name_p, new_jaxpr, new_var, weakref_lru_cache
+from autoremat._errors import UnmatchedNameWarning
+from autoremat.storage import CODECS
+from autoremat.transform._decide import decider_for
+from autoremat.transform._jaxpr import free_vars, live_eqns, subjaxprs, traced_eqns
+from autoremat.transform._linearize import Joint, linearize_cached
+from autoremat.transform._policies import requested_names
+from autoremat.transform._split import Split, prune, split_eqns
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Partition:
+    """See the module's docstring. `leaves` are positions in (primals, constants); `reruns` what runs again."""
+
+    forward: Jaxpr
+    linear: Jaxpr
+    leaves: tuple[int, ...]
+    num_kept: int
+    constants: tuple[Any, ...]
+    nonzero_outs: tuple[bool, ...]
+    reruns: tuple[JaxprEqn, ...]
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether anything but a tag runs in the backward pass again."""
+        return any(e.primitive is not name_p for e in self.reruns)
+
+
+def partition(jaxpr: Jaxpr, nonzero: tuple[bool, ...], policy: Any) -> Partition:
+    """Linearize `jaxpr` and split it as `policy` says."""
+    joint = linearize_cached(jaxpr, nonzero)
+    _warn_of_unmatched_names(jaxpr, joint, policy)
+    return emit(joint, split_eqns(joint.forward_eqns, joint.demanded, decider_for(policy, joint)))
+
+
+partition_cached = weakref_lru_cache(partition)
+
+
+def emit(joint: Joint, split: Split) -> Partition:
+    """Build the two programs."""
+    rerun = prune(split.rerun, [v for v in joint.demanded if v not in split.kept])
+    tangents = set(joint.tangents)
+    reads = set(free_vars([*rerun, *joint.linear_eqns], joint.tangent_outs)) - tangents
+    kept = [v for v in split.kept if v in reads]
+    leaves = tuple(i for i, v in enumerate(joint.inputs) if v in reads)
+
+    forward_eqns = list(split.forward)
+    encoded_out: list[Any] = []
+    decode_eqns: list[JaxprEqn] = []
+    encoded_in: list[Var] = []
+    for v in kept:
+        forward_eqns = _round_to_dtype(forward_eqns, v)
+        eqns, out, received, decoding = _coded(v, split.kept[v])
+        forward_eqns += eqns
+        encoded_out.append(out)
+        encoded_in.append(received)
+        decode_eqns += decoding
+    outs = [*joint.outs, *encoded_out]
+    forward = new_jaxpr(joint.inputs, outs, live_eqns(forward_eqns, outs), joint.like)
+    linear = new_jaxpr(
+        [*(joint.inputs[i] for i in leaves), *encoded_in, *joint.tangents],
+        joint.tangent_outs,
+        [*decode_eqns, *rerun, *joint.linear_eqns],
+        joint.like,
+    )
+    return Partition(
+        forward=forward,
+        linear=linear,
+        leaves=leaves,
+        num_kept=len(kept),
+        constants=joint.constants,
+        nonzero_outs=joint.nonzero_outs,
+        reruns=tuple(rerun),
+    )
+
+
+def _coded(v: Var, codec_name: str) -> tuple[list[JaxprEqn], Any, Var, list[JaxprEqn]]:
+    """Encoding equations, the encoded atom, the variable that receives it, and decoding equations that make `v`."""
+    codec = CODECS[codec_name]
+    if codec_name == "device":
+        return [], v, v, []
+    encoding, (out,) = traced_eqns(lambda x: [codec.encode(x)], [v], "encode")
+    received = new_var(out.aval)
+    decoding, (decoded,) = traced_eqns(lambda x: [codec.decode(x, v.aval.shape)], [received], "decode")
+    decoding[-1] = decoding[-1].replace(outvars=[v if o is decoded else o for o in decoding[-1].outvars])
+    return encoding, out, received, decoding
+
+
+def _round_to_dtype(eqns: list[JaxprEqn], v: Var) -> list[JaxprEqn]:
+    """Round a kept low-precision value where it is made.
+
+    The compiler may carry a bf16 value in f32 from one operation to the next; a value that is stored loses that excess,
+    and then the forward and the backward pass would read different numbers. JAX guards its residuals in the same way.
+    """
+    dtype = getattr(v.aval, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating) or jnp.dtype(dtype).itemsize >= 4:
+        return eqns
+    info = jnp.finfo(dtype)
+    result: list[JaxprEqn] = []
+    for eqn in eqns:
+        if v not in eqn.outvars:
+            result.append(eqn)
+            continue
+        raw = new_var(v.aval)
+        result.append(eqn.replace(outvars=[raw if o is v else o for o in eqn.outvars]))
+        rounding, (out,) = traced_eqns(
+            lambda x: [jax.lax.reduce_precision(x, info.nexp, info.nmant)], [raw], "round residual"
+        )
+        rounding[-1] = rounding[-1].replace(outvars=[v if o is out else o for o in rounding[-1].outvars])
+        result += rounding
+    return result
+
+
+def _names_in(jaxpr: Any) -> Iterator[str]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is name_p:
+            yield eqn.params["name"]
+        for inner in subjaxprs(eqn):
+            yield from _names_in(inner)
+
+
+def _warn_of_unmatched_names(jaxpr: Jaxpr, joint: Joint, policy: Any) -> None:
+    requested = requested_names(policy)
+    if not requested:
+        return
+    found = set(_names_in(jaxpr))
+    for eqn in joint.forward_eqns:
+        if eqn.primitive is name_p:
+            found.add(eqn.params["name"])
+        for inner in subjaxprs(eqn):
+            found.update(_names_in(inner))
+    if missing := sorted(requested - found):
+        where = jaxpr.debug_info.func_src_info
+        warnings.warn(
+            f"a checkpoint policy names {missing}, but no value inside {where} is tagged so; found: {sorted(found)}. "
+            "The policy has no effect for these names. Cheapest fix: correct the spelling, or tag the value with "
+            "autoremat.checkpoint_name(x, name).",
+            UnmatchedNameWarning,
+            stacklevel=2,
+        )
+
+

@@ -1,0 +1,219 @@
+"""Policies that see the whole joint program: they price it, solve it, and keep what the solution says.
+
+    Joint -> Graph -> Problem -> Assignment -> KeepDecider
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from autoremat._compat import Jaxpr, Var, effect_may_repeat, new_jaxpr
+from autoremat._errors import BudgetError, InfeasibleBudgetError
+from autoremat.cost import Device, device, graph_costs, seconds
+from autoremat.cost import Cost
+from autoremat.graph import Graph, Value, fingerprint
+from autoremat.graph._trace import trace_graph
+from autoremat.solve import Assignment, Problem, Storage, cut, evaluate, frontier, pareto
+from autoremat.storage import codecs_for
+from autoremat.transform._decide import KeepDecider
+from autoremat.transform._linearize import Joint
+from autoremat.transform._split import Decider
+
+_UNITS = {
+    "": 1, "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A memory budget: bytes, or a share of what is used without recomputation."""
+
+    nbytes: int | None = None
+    share: Fraction | None = None
+
+    def resolve(self, whole: int) -> int:
+        """The budget in bytes, if `whole` is what is used without recomputation. Rounds down."""
+        if self.nbytes is not None:
+            return self.nbytes
+        assert self.share is not None
+        return int(self.share * whole)
+
+
+def parse_budget(budget: int | str, where: str) -> Budget:
+    """Read a budget: an int (bytes), `"12GiB"`, `"800 MB"`, or `"50%"`.
+
+    Raises `BudgetError` if it cannot be read or is not positive.
+    """
+    wanted = f'`{where}(budget=...)` needs bytes as an int, a size such as "12GiB" or "800MB", or a share such as "50%"'
+    if isinstance(budget, bool) or not isinstance(budget, (int, str)):
+        raise BudgetError(f"{wanted}; got {budget!r} of type {type(budget).__name__}.")
+    if isinstance(budget, int):
+        result = Budget(nbytes=budget)
+    else:
+        match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*([a-zA-Z]*|%)\s*", budget)
+        if match is None or (match[2] != "%" and match[2].lower() not in _UNITS):
+            raise BudgetError(f"{wanted}; cannot read {budget!r}.")
+        number = Fraction(match[1])
+        if match[2] == "%":
+            result = Budget(share=number / 100)
+        else:
+            result = Budget(nbytes=int(number * _UNITS[match[2].lower()]))
+    if (result.nbytes is not None and result.nbytes <= 0) or (result.share is not None and result.share <= 0):
+        raise BudgetError(f"{wanted}, above zero; got {budget!r}.")
+    return result
+
+
+# ------------------------------------------------------------------------------------------------ the joint graph, priced
+
+
+@dataclass(frozen=True, eq=False)
+class JointProblem:
+    """A joint program as a problem. `variables[i]` is the variable of value `i`."""
+
+    problem: Problem
+    variables: tuple[Var, ...]
+    fingerprint: str
+
+    @property
+    def graph(self) -> Graph:
+        """The joint graph."""
+        return self.problem.graph
+
+    def decider(self, keep: Mapping[int, int]) -> KeepDecider:
+        """Decisions that keep the values of an assignment."""
+        storages = self.problem.storages
+        return KeepDecider({self.variables[v]: storages[v][s].name for v, s in keep.items()})
+
+
+def forward_jaxpr(joint: Joint) -> Jaxpr:
+    """The forward part of a joint program as a jaxpr `(primals, constants) -> outs`."""
+    return new_jaxpr(joint.inputs, joint.outs, joint.forward_eqns, joint.like)
+
+
+def joint_graph(joint: Joint, free: Sequence[bool]) -> tuple[Graph, dict[Any, int]]:
+    """The graph of a joint program. `free` marks the primals that are alive anyway; constants are."""
+    num_primals = len(free)
+    alive = [v for i, v in enumerate(joint.inputs) if i >= num_primals or free[i]]
+    return trace_graph(
+        forward_jaxpr(joint), demanded=joint.demanded, free=alive, effect_allowed=effect_may_repeat
+    )
+
+
+def pose(joint: Joint, target: Device, free: Sequence[bool], shared: Iterable[int] = ()) -> JointProblem:
+    """Price a joint program for a device.
+
+    `shared` are positions of outputs that are kept on somebody else's account (the next stage reads them as its input).
+    """
+    graph, ids = joint_graph(joint, free)
+    variables: list[Any] = [None] * len(graph.values)
+    for var, i in ids.items():
+        variables[i] = var
+    paid_elsewhere = {ids[joint.outs[i]] for i in shared if joint.outs[i] in ids} if shared else set()
+    storages = tuple(_storages(v, target, v.id in paid_elsewhere) for v in graph.values)
+    problem = Problem(graph=graph, op_cost=graph_costs(graph, target), storages=storages)
+    return JointProblem(problem, tuple(variables), fingerprint(graph))
+
+
+def _storages(value: Value, target: Device, paid_elsewhere: bool) -> tuple[Storage, ...]:
+    if value.dtype == "float0" or (not value.shape and not value.nbytes):
+        return (Storage("device", 0),)
+    options = []
+    for codec in codecs_for(value.shape, value.dtype):
+        itemsize = value.nbytes // max(1, value.size)
+        nbytes = value.nbytes if codec.name == "device" else codec.nbytes(value.shape, itemsize)
+        work = Cost(matrix_flops=0, vector_flops=codec.flops_per_element * value.size, bytes_moved=0)
+        cost = int(seconds(work, target, fusible=True) * 1e12)
+        options.append(Storage(codec.name, 0 if paid_elsewhere and codec.name == "device" else nbytes, cost))
+    return tuple(options)
+
+
+# ------------------------------------------------------------------------------------------------------------- policies
+
+
+@dataclass(frozen=True)
+class PricePolicy:
+    """Keeps what is worth keeping at `price` (picoseconds per byte) on a device: one minimum cut."""
+
+    price: Fraction
+    target: str
+    fence: str = "barrier"
+
+    def decider(self, joint: Joint) -> Decider:
+        posed = pose(joint, device(self.target), [True] * len(joint.like.invars))
+        return posed.decider(cut(posed.problem, self.price).keep)
+
+
+@dataclass(frozen=True)
+class PlannedPolicy:
+    """Keeps the values that a plan lists, in the joint graph that the plan was made for.
+
+    `keep` holds (op, output, codec), or (-1, input, codec) for an input. The joint graph of another program (under
+    `vmap`, after dead code was removed, of the derivative) has other ops: there the plan's price decides.
+    """
+
+    fingerprint: str
+    keep: tuple[tuple[int, int, str], ...]
+    price: Fraction
+    target: str
+    fence: str = "barrier"
+
+    def decider(self, joint: Joint) -> Decider:
+        num_primals = len(joint.like.invars)
+        graph, ids = joint_graph(joint, [True] * num_primals)
+        if fingerprint(graph) != self.fingerprint:
+            return PricePolicy(self.price, self.target).decider(joint)
+        variables = {i: var for var, i in ids.items()}
+        return KeepDecider(
+            {variables[graph.ops[op].outputs[out]]: codec for op, out, codec in self.keep if op >= 0}
+        )
+
+
+def planned_policy(posed: JointProblem, chosen: Assignment, price: Fraction, target: str) -> PlannedPolicy:
+    """The policy that keeps what an assignment keeps."""
+    keep = []
+    for v, s in sorted(chosen.keep.items()):
+        producer = posed.graph.values[v].producer
+        name = posed.problem.storages[v][s].name
+        if producer is None:
+            keep.append((-1, posed.graph.inputs.index(v), name))
+        else:
+            keep.append((producer, posed.graph.ops[producer].outputs.index(v), name))
+    return PlannedPolicy(posed.fingerprint, tuple(keep), price, target)
+
+
+@dataclass(frozen=True)
+class BudgetPolicy:
+    """Keeps at most `budget` bytes besides the inputs, and recomputes as little as possible.
+
+    A model of the program decides, at tracing time: nothing is compiled.
+    """
+
+    budget: Budget
+    target: str = "cpu"
+
+    @classmethod
+    def parse(cls, budget: int | str) -> BudgetPolicy:
+        """From what the user wrote. Raises `BudgetError`."""
+        return cls(parse_budget(budget, "autoremat.checkpoint"))
+
+    def decider(self, joint: Joint) -> Decider:
+        posed = pose(joint, device(self.target), [True] * len(joint.like.invars))
+        found = frontier(posed.problem)
+        limit = self.budget.resolve(found.points[0].nbytes)
+        fitting = [a for a in pareto(posed.problem, found=found) if a.nbytes <= limit]
+        if not fitting:
+            floor = found.points[-1].nbytes
+            raise InfeasibleBudgetError(
+                f"`autoremat.checkpoint(budget=...)`: got {limit} bytes, but what may not run again in "
+                f"{joint.like.debug_info.func_src_info} keeps {floor} bytes. Cheapest fix: a budget of at least {floor} "
+                "bytes, or move the random or effectful operation out of the checkpointed function.",
+                floor_bytes=floor,
+            )
+        chosen = min(fitting, key=lambda a: (a.cost, a.nbytes))
+        return posed.decider(evaluate(posed.problem, chosen.keep).keep)

@@ -1,0 +1,320 @@
+"""The two primitives of the transformation, with their rules in the order in which JAX lists its own.
+
+`autoremat_checkpoint` runs a jaxpr; when it is differentiated, its policy decides what is kept. It stands for a function
+that was not differentiated yet, for the forward part of one that was, and for a backward pass (`differentiated`).
+`autoremat_linear` runs what is left for the tangents: it is linear in them, and its transpose is the backward pass.
+
+Design: see `docs/transformation.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from autoremat._compat import (
+    Jaxpr,
+    JaxprEqn,
+    Primitive,
+    Zero,
+    ad,
+    batch_jaxpr,
+    batching,
+    dce,
+    disallowed_effects,
+    eqn_effects,
+    eqn_is_effectful,
+    eval_jaxpr,
+    hoist_constants,
+    lower_barrier,
+    lower_inline,
+    mlir,
+    new_eqn,
+    positional_effects,
+    register_dce_rule,
+    tangent_aval,
+    trace,
+    weakref_lru_cache,
+)
+from autoremat._errors import EffectError
+from autoremat.transform._fence import depend_on, fence_points, hidden_zero
+from autoremat.transform._partition import partition_cached
+
+checkpoint_p = Primitive("autoremat_checkpoint")
+checkpoint_p.multiple_results = True
+linear_p = Primitive("autoremat_linear")
+linear_p.multiple_results = True
+
+Flags = bool | tuple[bool, ...]
+
+
+def _flags(prevent_cse: Flags, n: int) -> tuple[bool, ...]:
+    return (prevent_cse,) * n if isinstance(prevent_cse, bool) else prevent_cse
+
+
+# ------------------------------------------------------------------------------------------ evaluation, abstract evaluation
+
+
+@checkpoint_p.def_impl
+def _checkpoint_impl(*args: Any, jaxpr: Jaxpr, policy: Any, prevent_cse: Flags, differentiated: bool) -> list[Any]:
+    del policy, prevent_cse, differentiated
+    return eval_jaxpr(jaxpr, *args)
+
+
+@checkpoint_p.def_effectful_abstract_eval
+def _checkpoint_abstract_eval(*args: Any, jaxpr: Jaxpr, **_: Any) -> Any:
+    del args
+    return [v.aval for v in jaxpr.outvars], positional_effects(jaxpr)
+
+
+@linear_p.def_impl
+def _linear_impl(*args: Any, jaxpr: Jaxpr, num_leaves: int, policy: Any, prevent_cse: Flags) -> list[Any]:
+    del num_leaves, policy, prevent_cse
+    return eval_jaxpr(jaxpr, *args)
+
+
+@linear_p.def_effectful_abstract_eval
+def _linear_abstract_eval(*args: Any, jaxpr: Jaxpr, **_: Any) -> Any:
+    del args
+    return [v.aval for v in jaxpr.outvars], positional_effects(jaxpr)
+
+
+# ------------------------------------------------------------------------------------------------------------------- jvp
+
+
+def _check_effects(jaxpr: Jaxpr) -> None:
+    if found := disallowed_effects(jaxpr):
+        raise EffectError(
+            f"Effects not supported in AD of `checkpoint`/`remat`: {found}, in {jaxpr.debug_info.func_src_info}. A "
+            "checkpointed function may run again in the backward pass, and these effects may not. Cheapest fix: move "
+            "the call that has the effect (io_callback, an ordered print) out of the checkpointed function."
+        )
+
+
+def _differentiate(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    jaxpr: Jaxpr,
+    policy: Any,
+    prevent_cse: Flags,
+    differentiated: bool,
+) -> tuple[list[Any], list[Any]]:
+    """`(primals, tangents) -> (outs, tangents out)`: the forward part, and the linear part on what it keeps."""
+    _check_effects(jaxpr)
+    nonzero = tuple(type(t) is not Zero for t in tangents)
+    part = partition_cached(jaxpr, nonzero, policy)
+    flags = (*_flags(prevent_cse, len(primals)), *(False for _ in part.constants))
+    inputs = [*primals, *part.constants]
+    results = checkpoint_p.bind(
+        *inputs, jaxpr=part.forward, policy=policy, prevent_cse=flags, differentiated=differentiated
+    )
+    num_outs = len(jaxpr.outvars)
+    outs, kept = results[:num_outs], results[num_outs:]
+    leaves = [*(inputs[i] for i in part.leaves), *kept]
+    # Where nothing runs again there is nothing that the compiler could merge or start too early.
+    guard = any(flags) and part.recomputes
+    leaf_flags = tuple(guard and f for f in (*(flags[i] for i in part.leaves), *(True for _ in kept)))
+    linear_outs = iter(
+        linear_p.bind(
+            *leaves,
+            *(t for t, nz in zip(tangents, nonzero, strict=True) if nz),
+            jaxpr=part.linear,
+            num_leaves=len(leaves),
+            policy=policy,
+            prevent_cse=leaf_flags,
+        )
+        if any(part.nonzero_outs)
+        else ()
+    )
+    tangents_out = [
+        next(linear_outs) if nz else Zero(tangent_aval(v.aval))
+        for v, nz in zip(jaxpr.outvars, part.nonzero_outs, strict=True)
+    ]
+    return list(outs), tangents_out
+
+
+def _checkpoint_jvp(primals: Any, tangents: Any, *, jaxpr: Jaxpr, policy: Any, prevent_cse: Flags, differentiated: bool) -> Any:
+    return _differentiate(primals, tangents, jaxpr, policy, prevent_cse, differentiated)
+
+
+ad.primitive_jvps[checkpoint_p] = _checkpoint_jvp
+
+
+def _linear_jvp(primals: Any, tangents: Any, *, jaxpr: Jaxpr, num_leaves: int, policy: Any, prevent_cse: Flags) -> Any:
+    """Linear in the tangents that it was made for; in the leaves it is a checkpointed function like any other.
+
+    Without the second case, reverse mode over forward mode would keep every intermediate of the linear part.
+    """
+    params = dict(jaxpr=jaxpr, num_leaves=num_leaves, policy=policy, prevent_cse=prevent_cse)
+    leaf_tangents, linear_tangents = tangents[:num_leaves], tangents[num_leaves:]
+    if all(type(t) is Zero for t in leaf_tangents):
+        outs = linear_p.bind(*primals, **params)
+        leaves = primals[:num_leaves]
+        tangents_out = linear_p.bind(*leaves, *map(ad.instantiate_zeros, linear_tangents), **params)
+        return outs, tangents_out
+    flags = (*_flags(prevent_cse, num_leaves), *(any(_flags(prevent_cse, num_leaves)) for _ in linear_tangents))
+    return _differentiate(primals, tangents, jaxpr, policy, flags, False)
+
+
+ad.primitive_jvps[linear_p] = _linear_jvp
+
+
+# ------------------------------------------------------------------------------------------------------------- transpose
+
+
+def _trace_backward(
+    jaxpr: Jaxpr, num_leaves: int, unknown: tuple[bool, ...], nonzero: tuple[bool, ...], dependence: bool
+) -> Any:
+    """The backward pass of a linear part: `(leaves, cotangents) -> cotangents of the unknown tangents`.
+
+    `nonzero` marks the outputs that have a cotangent. What only the others need is dropped before. `dependence` makes the
+    reruns depend on the cotangents by data flow (see `_fence`).
+    """
+    pruned, used = dce(jaxpr, nonzero)
+    leaf_used, tangent_used = used[:num_leaves], used[num_leaves:]
+    tangent_avals = [v.aval for v in jaxpr.invars[num_leaves:]]
+    differentiated = [u and k for u, k in zip(tangent_used, unknown, strict=True)]
+    leaf_avals = [v.aval for v, u in zip(jaxpr.invars[:num_leaves], leaf_used, strict=True) if u]
+    ct_avals = [v.aval for v, nz in zip(jaxpr.outvars, nonzero, strict=True) if nz]
+    fenced = fence_points(pruned, len(leaf_avals)) if dependence else []
+
+    def backward(*args: Any) -> list[Any]:
+        leaves, cts = list(args[: len(leaf_avals)]), args[len(leaf_avals) :]
+        zero = hidden_zero(cts) if any(fenced) else None
+        if zero is not None:
+            leaves = [depend_on(x, zero) if f else x for x, f in zip(leaves, fenced, strict=True)]
+
+        def linear(*chosen: Any) -> list[Any]:
+            it = iter(chosen)
+            tangents = [
+                next(it) if d else ad.instantiate_zeros(Zero(a))
+                for a, d, u in zip(tangent_avals, differentiated, tangent_used, strict=True)
+                if u
+            ]
+            return eval_jaxpr(pruned, *leaves, *tangents)
+
+        avals = [a for a, d in zip(tangent_avals, differentiated, strict=True) if d]
+        return list(jax.linear_transpose(linear, *avals)(list(cts)))
+
+    with jax.named_scope("rematted_computation"):
+        traced, consts = trace(backward, [*leaf_avals, *ct_avals], "checkpoint backward pass")
+    return hoist_constants(traced), tuple(consts), tuple(leaf_used), tuple(differentiated)
+
+
+_trace_backward_cached = weakref_lru_cache(_trace_backward)
+
+
+def _linear_transpose(cts: Any, *args: Any, jaxpr: Jaxpr, num_leaves: int, policy: Any, prevent_cse: Flags) -> list[Any]:
+    leaves, tangents = args[:num_leaves], args[num_leaves:]
+    unknown = tuple(ad.is_undefined_primal(t) for t in tangents)
+    nonzero = tuple(type(ct) is not Zero for ct in cts)
+    if not any(nonzero):
+        return [None] * num_leaves + [Zero(t.aval) if u else None for t, u in zip(tangents, unknown, strict=True)]
+    backward, consts, leaf_used, differentiated = _trace_backward_cached(
+        jaxpr, num_leaves, unknown, nonzero, getattr(policy, "fence", "barrier") == "dependence"
+    )
+    flags = _flags(prevent_cse, num_leaves)
+    operands = [x for x, u in zip(leaves, leaf_used, strict=True) if u]
+    operand_flags = [f for f, u in zip(flags, leaf_used, strict=True) if u]
+    chosen_cts = [ct for ct, nz in zip(cts, nonzero, strict=True) if nz]
+    results = iter(
+        checkpoint_p.bind(
+            *consts,
+            *operands,
+            *chosen_cts,
+            jaxpr=backward,
+            policy=policy,
+            prevent_cse=(
+                *(False for _ in consts),
+                *operand_flags,
+                *(any(operand_flags) for _ in chosen_cts),
+            ),
+            differentiated=True,
+        )
+    )
+    in_cts: list[Any] = [None] * num_leaves
+    for t, u, d in zip(tangents, unknown, differentiated, strict=True):
+        in_cts.append(next(results) if d else Zero(t.aval) if u else None)
+    return in_cts
+
+
+ad.primitive_transposes[linear_p] = _linear_transpose
+
+
+# -------------------------------------------------------------------------------------------------------------- batching
+
+
+def _checkpoint_batch(axis_data: Any, args: Any, dims: Any, *, jaxpr: Jaxpr, prevent_cse: Flags, **params: Any) -> Any:
+    batched, consts, out_batched = batch_jaxpr(jaxpr, axis_data, dims)
+    flags = (*(False for _ in consts), *_flags(prevent_cse, len(args)))
+    outs = checkpoint_p.bind(*consts, *args, jaxpr=batched, prevent_cse=flags, **params)
+    return outs, [0 if b else None for b in out_batched]
+
+
+batching.fancy_primitive_batchers[checkpoint_p] = _checkpoint_batch
+
+
+def _linear_batch(
+    axis_data: Any, args: Any, dims: Any, *, jaxpr: Jaxpr, num_leaves: int, prevent_cse: Flags, **params: Any
+) -> Any:
+    batched, consts, out_batched = batch_jaxpr(jaxpr, axis_data, dims)
+    flags = (*(False for _ in consts), *_flags(prevent_cse, num_leaves))
+    outs = linear_p.bind(
+        *consts, *args, jaxpr=batched, num_leaves=num_leaves + len(consts), prevent_cse=flags, **params
+    )
+    return outs, [0 if b else None for b in out_batched]
+
+
+batching.fancy_primitive_batchers[linear_p] = _linear_batch
+
+
+# ------------------------------------------------------------------------------------------------------------- dead code
+
+
+def _dce_rule(used_outputs: list[bool], eqn: JaxprEqn) -> tuple[list[bool], JaxprEqn | None]:
+    if not any(used_outputs) and not eqn_is_effectful(eqn):
+        return [False] * len(eqn.invars), None
+    pruned, used_inputs = dce(eqn.params["jaxpr"], used_outputs)
+    invars = [v for v, u in zip(eqn.invars, used_inputs, strict=True) if u]
+    outvars = [v for v, u in zip(eqn.outvars, used_outputs, strict=True) if u]
+    guarded = eqn.params.get("num_leaves", len(eqn.invars))
+    flags = _flags(eqn.params["prevent_cse"], guarded)
+    params = dict(
+        eqn.params, jaxpr=pruned, prevent_cse=tuple(f for f, u in zip(flags, used_inputs, strict=False) if u)
+    )
+    if "num_leaves" in params:
+        params["num_leaves"] = sum(used_inputs[:guarded])
+    effects = eqn_effects(pruned, invars)
+    return used_inputs, new_eqn(invars, outvars, eqn.primitive, params, effects, eqn.source_info, eqn.ctx)
+
+
+register_dce_rule(checkpoint_p, _dce_rule)
+register_dce_rule(linear_p, _dce_rule)
+
+
+# -------------------------------------------------------------------------------------------------------------- lowering
+
+
+def _checkpoint_lowering(ctx: Any, *args: Any, jaxpr: Jaxpr, policy: Any, prevent_cse: Flags, differentiated: bool) -> Any:
+    """Inline. A backward pass starts with one barrier over what it reads: the fence of the stage.
+
+    Without it, common-subexpression elimination undoes the recomputation, and the scheduler may start it before the
+    cotangent has arrived.
+    """
+    del policy
+    if differentiated:
+        args = tuple(lower_barrier(ctx, _flags(prevent_cse, len(args)), args))
+    return lower_inline(ctx, jaxpr, "checkpoint", *args)
+
+
+mlir.register_lowering(checkpoint_p, _checkpoint_lowering)
+
+
+def _linear_lowering(ctx: Any, *args: Any, jaxpr: Jaxpr, num_leaves: int, policy: Any, prevent_cse: Flags) -> Any:
+    del num_leaves, policy, prevent_cse
+    return lower_inline(ctx, jaxpr, "checkpoint", *args)
+
+
+mlir.register_lowering(linear_p, _linear_lowering)

@@ -1,0 +1,123 @@
+"""Split forward equations in those that run in the forward pass and those that run again in the backward pass.
+
+    eqns:    inputs -> outs, demanded
+    forward: inputs -> outs, kept
+    rerun:   inputs, kept -> demanded
+
+One backward walk: a value that the backward pass reads is either kept, and then nothing before it is needed for its
+sake, or its equation runs again and its inputs are read in turn. What is kept, a *decider* says. It may send the walk
+into the body of a `scan`, the branches of a `cond`, or a nested checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from autoremat._compat import DropVar, JaxprEqn, Var, name_p
+from autoremat.transform._jaxpr import is_var, live_eqns
+
+RECURSE = object()
+
+
+class Decider(Protocol):
+    """Says what to keep."""
+
+    def decide(self, eqn: JaxprEqn, wanted: Sequence[int], names: Sequence[frozenset[str]]) -> Any:
+        """What to do with the outputs `wanted` (indices) of `eqn`, tagged with `names` (one set for each of them).
+
+        Returns a dict from output index to the name of a codec, for the outputs that are kept (an empty one: run again),
+        or `RECURSE`.
+        """
+        ...
+
+
+@dataclass
+class Split:
+    """See the module's docstring. `kept` maps a variable that `forward` makes to the name of its codec."""
+
+    forward: list[JaxprEqn] = field(default_factory=list)
+    kept: dict[Var, str] = field(default_factory=dict)
+    rerun: list[JaxprEqn] = field(default_factory=list)
+
+
+@dataclass
+class CompositeSplit:
+    """How one equation with a program inside is split.
+
+    `forward` replaces it in the forward pass (its new outputs are kept), `rerun` runs in the backward pass, or is
+    `None` where everything that is wanted was kept.
+    """
+
+    forward: JaxprEqn
+    kept: dict[Var, str]
+    rerun: JaxprEqn | None
+
+
+CompositeRule = Callable[[JaxprEqn, list[bool], Decider], "CompositeSplit | None"]
+
+# By primitive name; a rule returns `None` where it cannot look inside, and the equation is run again whole.
+composite_rules: dict[str, CompositeRule] = {}
+
+
+def tags_of(eqns: Sequence[JaxprEqn]) -> dict[Var, frozenset[str]]:
+    """The names that each value carries. `y = name(x)` is `x`: the tag belongs to both."""
+    tags: dict[Var, frozenset[str]] = {}
+    for eqn in reversed(eqns):
+        if eqn.primitive is name_p and is_var(eqn.invars[0]):
+            own = tags.get(eqn.outvars[0], frozenset()) | {eqn.params["name"]}
+            tags[eqn.outvars[0]] = own
+            tags[eqn.invars[0]] = tags.get(eqn.invars[0], frozenset()) | own
+    return tags
+
+
+def split_eqns(eqns: Sequence[JaxprEqn], demanded: Iterable[Any], decider: Decider) -> Split:
+    """Split `eqns` for a backward pass that reads `demanded`. See the module's docstring."""
+    tags = tags_of(eqns)
+    want = {v for v in demanded if is_var(v)}
+    forward: list[JaxprEqn] = []
+    rerun: list[JaxprEqn] = []
+    kept: dict[Var, str] = {}
+    for eqn in reversed(eqns):
+        wanted = [i for i, v in enumerate(eqn.outvars) if v in want]
+        if not wanted:
+            forward.append(eqn)
+            continue
+        decision = decider.decide(eqn, wanted, [tags.get(eqn.outvars[i], frozenset()) for i in wanted])
+        composite = None
+        if decision is RECURSE:
+            rule = composite_rules.get(eqn.primitive.name)
+            mask = [i in wanted for i in range(len(eqn.outvars))]
+            composite = rule(eqn, mask, decider) if rule else None
+            decision = {}
+        if composite is not None:
+            forward.append(composite.forward)
+            kept.update(composite.kept)
+            again = composite.rerun
+        else:
+            forward.append(eqn)
+            kept.update((eqn.outvars[i], codec) for i, codec in decision.items())
+            again = eqn if len(decision) < len(wanted) else None
+        if again is not None:
+            rerun.append(again)
+            want.update(v for v in again.invars if is_var(v))
+    forward.reverse()
+    rerun.reverse()
+    return Split(forward=forward, kept=kept, rerun=_without_kept(rerun, kept))
+
+
+def _without_kept(rerun: Sequence[JaxprEqn], kept: dict[Var, str]) -> list[JaxprEqn]:
+    """Drop the outputs that are kept from equations that run again for the sake of their other outputs."""
+    result = []
+    for eqn in rerun:
+        if any(v in kept for v in eqn.outvars):
+            outs = [DropVar(v.aval) if v in kept else v for v in eqn.outvars]
+            eqn = eqn.replace(outvars=outs)
+        result.append(eqn)
+    return result
+
+
+def prune(eqns: Sequence[JaxprEqn], outs: Iterable[Any]) -> list[JaxprEqn]:
+    """The equations that `outs` need; effects do not run again."""
+    return live_eqns(eqns, outs, effects=False)

@@ -1,0 +1,206 @@
+"""A checkpointed program has the values and the derivatives of the plain one, whatever is kept.
+
+What failed is printed as a program that can be pasted into a test, with the seed of its arguments.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.interpreter import interpreted
+from support.programs import NAMES, Program, arguments, as_function, programs
+
+from autoremat._errors import UnmatchedNameWarning
+from autoremat.storage import codecs_for
+from autoremat.transform import checkpoint, checkpoint_policies
+from autoremat.transform._decide import KeepDecider
+
+
+@dataclass(frozen=True)
+class RandomKeeps:
+    """Keeps a random subset of all values, packed where that is possible."""
+
+    seed: int
+    share: float
+
+    def decider(self, joint: Any) -> KeepDecider:
+        rng = random.Random(self.seed)
+        keep = {}
+        for eqn in joint.forward_eqns:
+            for v in eqn.outvars:
+                if rng.random() < self.share:
+                    codecs = codecs_for(getattr(v.aval, "shape", ()), str(getattr(v.aval, "dtype", "")))
+                    keep[v] = codecs[-1].name
+        return KeepDecider(keep)
+
+
+@dataclass(frozen=True)
+class RandomCallable:
+    """A policy of the user: by the name of the primitive."""
+
+    seed: int
+
+    def __call__(self, prim: Any, *avals: Any, **params: Any) -> bool:
+        return random.Random(f"{self.seed} {prim.name}").random() < 0.5
+
+
+_names = st.lists(st.sampled_from(NAMES), min_size=1, max_size=2, unique=True)
+_plain = st.sampled_from(
+    [
+        None,
+        checkpoint_policies.everything_saveable,
+        checkpoint_policies.nothing_saveable,
+        checkpoint_policies.dots_saveable,
+        checkpoint_policies.checkpoint_dots,
+        checkpoint_policies.dots_with_no_batch_dims_saveable,
+        checkpoint_policies.checkpoint_dots_with_no_batch_dims,
+    ]
+)
+_named = st.one_of(
+    _names.map(lambda n: checkpoint_policies.save_only_these_names(*n)),
+    _names.map(lambda n: checkpoint_policies.save_any_names_but_these(*n)),
+    _names.map(lambda n: checkpoint_policies.save_anything_except_these_names(*n)),
+    _names.map(
+        lambda n: checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=n, names_which_can_be_offloaded=[], offload_src="device", offload_dst="pinned_host"
+        )
+    ),
+)
+_seeds = st.integers(0, 2**16)
+policies = st.one_of(
+    _plain,
+    _named,
+    st.builds(checkpoint_policies.save_from_both_policies, _named, st.just(checkpoint_policies.dots_saveable)),
+    st.builds(RandomCallable, _seeds),
+    st.builds(RandomKeeps, _seeds, st.sampled_from([0.1, 0.5, 0.9])),
+)
+
+
+def _plain_wrap(fun: Callable[..., Any], i: int) -> Callable[..., Any]:
+    return fun
+
+
+def functions(program: Program, policy: Any, inner: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The plain program, and the checkpointed one with checkpoints inside."""
+
+    def wrap(fun: Callable[..., Any], i: int) -> Callable[..., Any]:
+        return checkpoint(fun, policy=inner, prevent_cse=bool(i % 2))
+
+    return as_function(program, _plain_wrap), checkpoint(as_function(program, wrap), policy=policy)
+
+
+def value_and_grads(fun: Callable[..., Any]) -> Callable[..., Any]:
+    return jax.value_and_grad(fun, argnums=(0, 1), has_aux=True)
+
+
+def forward_mode(fun: Callable[..., Any]) -> Callable[..., Any]:
+    def pushed(vec: Any, mat: Any, ints: Any) -> Any:
+        return jax.jvp(lambda v, m: fun(v, m, ints)[0], (vec, mat), (jnp.cos(vec), jnp.sin(mat)))
+
+    return pushed
+
+
+def vmap_of_grad(fun: Callable[..., Any]) -> Callable[..., Any]:
+    def batched(vec: Any, mat: Any, ints: Any) -> Any:
+        vecs = jnp.stack([vec, jnp.flip(vec)])
+        return jax.vmap(jax.grad(lambda v, m: fun(v, m, ints)[0], (0, 1)), (0, None))(vecs, mat)
+
+    return batched
+
+
+def grad_of_vmap(fun: Callable[..., Any]) -> Callable[..., Any]:
+    def summed(vec: Any, mat: Any, ints: Any) -> Any:
+        mats = jnp.stack([mat, mat.T], axis=1)
+        several = jnp.stack([ints, ints[::-1]])
+        return jax.grad(lambda v, ms: jax.vmap(fun, (None, 1, 0))(v, ms, several)[0].sum(), (0, 1))(vec, mats)
+
+    return summed
+
+
+def forward_over_reverse(fun: Callable[..., Any]) -> Callable[..., Any]:
+    def second(vec: Any, mat: Any, ints: Any) -> Any:
+        return jax.jvp(jax.grad(lambda v: fun(v, mat, ints)[0]), (vec,), (jnp.cos(vec),))
+
+    return second
+
+
+def reverse_over_reverse(fun: Callable[..., Any]) -> Callable[..., Any]:
+    def second(vec: Any, mat: Any, ints: Any) -> Any:
+        def along(v: Any, m: Any) -> Any:
+            return jnp.vdot(jax.grad(lambda v: fun(v, m, ints)[0])(v), jnp.sin(v))
+
+        return jax.grad(along, (0, 1))(vec, mat)
+
+    return second
+
+
+def _assert_same(actual: Any, expected: Any) -> None:
+    got, want = jax.tree.leaves(actual), jax.tree.leaves(expected)
+    assert len(got) == len(want)
+    for a, e in zip(got, want, strict=True):
+        assert a.dtype == e.dtype
+        assert a.shape == e.shape
+        np.testing.assert_allclose(a, e, rtol=1e-9, atol=1e-9 * (1 + np.max(np.abs(e))))
+
+
+@pytest.fixture(autouse=True)
+def _settings() -> Iterator[None]:
+    """Double precision, so that rounding is far from any real difference. Names may match nothing here."""
+    with jax.enable_x64(True), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnmatchedNameWarning)
+        yield
+
+
+@given(program=programs, policy=policies, inner=policies, seed=_seeds)
+def test_values_and_gradients(program: Program, policy: Any, inner: Any, seed: int) -> None:
+    plain, ours = functions(program, policy, inner)
+    args = arguments(seed)
+    _assert_same(interpreted(value_and_grads(ours))(*args), interpreted(value_and_grads(plain))(*args))
+
+
+@settings(max_examples=5)
+@given(program=programs, policy=policies, inner=policies, seed=_seeds)
+def test_compiled(program: Program, policy: Any, inner: Any, seed: int) -> None:
+    plain, ours = functions(program, policy, inner)
+    args = arguments(seed)
+    _assert_same(jax.jit(value_and_grads(ours))(*args), interpreted(value_and_grads(plain))(*args))
+
+
+@settings(max_examples=5)
+@given(program=programs, policy=policies, inner=policies, seed=_seeds)
+def test_without_jit(program: Program, policy: Any, inner: Any, seed: int) -> None:
+    plain, ours = functions(program, policy, inner)
+    args = arguments(seed)
+    _assert_same(ours(*args), interpreted(plain)(*args))
+    _assert_same(value_and_grads(ours)(*args), interpreted(value_and_grads(plain))(*args))
+
+
+_first_order = [forward_mode, vmap_of_grad, grad_of_vmap]
+_second_order = [forward_over_reverse, reverse_over_reverse]
+
+
+@given(program=programs, policy=policies, inner=policies, seed=_seeds, mode=st.sampled_from(_first_order))
+def test_other_modes(program: Program, policy: Any, inner: Any, seed: int, mode: Callable[..., Any]) -> None:
+    plain, ours = functions(program, policy, inner)
+    args = arguments(seed)
+    if mode is forward_mode:  # JAX refuses functions with a reverse-mode rule only
+        program = tuple(i for i in program if "'custom'" not in repr(i))
+        plain, ours = functions(program, policy, inner)
+    _assert_same(interpreted(mode(ours))(*args), interpreted(mode(plain))(*args))
+
+
+@given(program=programs, policy=policies, inner=policies, seed=_seeds, mode=st.sampled_from(_second_order))
+def test_second_order(program: Program, policy: Any, inner: Any, seed: int, mode: Callable[..., Any]) -> None:
+    plain, ours = functions(program, policy, inner)
+    args = arguments(seed)
+    _assert_same(interpreted(mode(ours))(*args), interpreted(mode(plain))(*args))
