@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 LAYERS, BATCH, SEQUENCE, WIDTH, HEADS = 6, 4, 256, 256, 8
 
@@ -37,14 +38,15 @@ def layer_norm(x: Any, scale: Any) -> Any:
 def block(x: Any, p: dict[str, Any]) -> Any:
     """One pre-norm layer: causal attention and a GELU MLP."""
     batch, sequence, width = x.shape
-    qkv = layer_norm(x, p["scale1"]) @ p["qkv"]
+    qkv = checkpoint_name(layer_norm(x, p["scale1"]) @ p["qkv"], "qkv")
     q, k, v = (t.reshape(batch, sequence, HEADS, width // HEADS).transpose(0, 2, 1, 3) for t in jnp.split(qkv, 3, -1))
     scores = (q @ k.swapaxes(-1, -2)) * (width // HEADS) ** -0.5
     mask = jnp.tril(jnp.ones((sequence, sequence), bool))
     weights = jax.nn.softmax(jnp.where(mask, scores, -1e30), -1)
-    attended = (weights @ v).transpose(0, 2, 1, 3).reshape(batch, sequence, width)
-    x = x + attended @ p["out"]
-    return x + jax.nn.gelu(layer_norm(x, p["scale2"]) @ p["up"]) @ p["down"]
+    attended = checkpoint_name((weights @ v).transpose(0, 2, 1, 3).reshape(batch, sequence, width), "context")
+    x = x + checkpoint_name(attended @ p["out"], "out_proj")
+    hidden = checkpoint_name(layer_norm(x, p["scale2"]) @ p["up"], "mlp")
+    return x + jax.nn.gelu(hidden) @ p["down"]
 
 
 def unrolled(wrap: Callable[..., Any] = lambda f: f) -> Callable[..., Any]:

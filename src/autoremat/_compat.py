@@ -5,20 +5,26 @@ Each shim says for which versions it is, and when it can go. Supported: JAX 0.10
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 from jax import ad_checkpoint as _ad_checkpoint
 from jax._src import api_util as _api_util
 from jax._src import core as _core
+from jax._src import debugging as _debugging
 from jax._src import effects as _effects
+from jax._src import shard_map as _shard_map
+from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util as _source_info_util
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _pe
+from jax._src.state import discharge as _discharge
 from jax._src.util import weakref_lru_cache as weakref_lru_cache
 from jax.extend import core as jex
+from jax.experimental.key_reuse import _core as _key_reuse
 from jax.extend import linear_util as _lu
 from jax.interpreters import ad as ad
 from jax.interpreters import batching as batching
@@ -46,6 +52,8 @@ Recompute = _ad_checkpoint.Recompute
 Offloadable = _ad_checkpoint.Offloadable
 SaveableType = type(Saveable)
 RecomputeType = type(Recompute)
+
+UNSPECIFIED = _sharding_impls.UNSPECIFIED  # a `jit` leaves the sharding of an operand to the compiler
 
 ConcretizationTypeError = jax.errors.ConcretizationTypeError
 
@@ -122,8 +130,16 @@ def positional_effects(jaxpr: Jaxpr) -> Any:
 
 
 def effect_may_repeat(effect: Any) -> bool:
-    """Whether JAX allows the effect to run twice under `jax.checkpoint`."""
-    return _effects.remat_allowed_effects.contains(effect)
+    """Whether the effect may happen in the backward pass a second time.
+
+    JAX allows more, but repeats only debug prints itself, and mutable references, which are then changed twice.
+    """
+    return isinstance(effect, _core.NamedAxisEffect) or is_debug_effect(effect)
+
+
+def is_debug_effect(effect: Any) -> bool:
+    """Whether the effect is that of `jax.debug.print` or `jax.debug.callback`."""
+    return isinstance(effect, (_debugging.DebugEffect, _debugging.OrderedDebugEffect))
 
 
 def disallowed_effects(jaxpr: Jaxpr) -> list[Any]:
@@ -163,14 +179,18 @@ def instantiate(tangent: Any) -> Any:
 
 
 def trace(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], what: str) -> tuple[Jaxpr, list[Any]]:
-    """Trace a function of flat arguments to a jaxpr with `constvars`, from full avals.
+    """Trace a function of flat arguments to a jaxpr `(constants, arguments) -> outs`, from full avals.
 
     Returns the jaxpr and the values of its constants (among them tracers of outer traces).
     """
     debug = _api_util.debug_info(what, fun, tuple(avals), {})
     wrapped = _lu.wrap_init(fun, debug_info=debug.with_unknown_names())
+    return _traced(wrapped, avals)
+
+
+def _traced(wrapped: Any, avals: Sequence[Any]) -> tuple[Jaxpr, list[Any]]:
     jaxpr, _, consts = _pe.trace_to_jaxpr_dynamic(wrapped, list(avals))
-    return open_jaxpr(jaxpr)[0], list(consts)
+    return hoist_constants(open_jaxpr(jaxpr)[0]), list(consts)  # JAX >= 0.12 has hoisted them already
 
 
 def debug_info(what: str, fun: Callable[..., Any], args: Any, kwargs: Any, **statics: Any) -> Any:
@@ -182,8 +202,7 @@ def trace_user(
     fun: Callable[..., Sequence[Any]], avals: Sequence[Any], debug: Any
 ) -> tuple[Jaxpr, list[Any]]:
     """As `trace`, for a function that the user wrote."""
-    jaxpr, _, consts = _pe.trace_to_jaxpr_dynamic(_lu.wrap_init(fun, debug_info=debug), list(avals))
-    return open_jaxpr(jaxpr)[0], list(consts)
+    return _traced(_lu.wrap_init(fun, debug_info=debug), avals)
 
 
 def hoist_constants(jaxpr: Jaxpr) -> Jaxpr:
@@ -218,6 +237,45 @@ def eqn_is_effectful(eqn: JaxprEqn) -> bool:
     return _pe.has_effects(eqn)
 
 
+def register_discharge_rule(primitive: Primitive) -> None:
+    """Let programs with mutable references pass through a primitive that runs its parameter `jaxpr`.
+
+    The rule turns each reference among the operands into a value that comes in and goes out.
+    """
+
+    def rule(first: Any, *rest: Any, jaxpr: Jaxpr, **params: Any) -> Any:
+        if isinstance(first, (list, tuple)):  # JAX < 0.12 passes (in_avals, out_avals); drop when the minimum is 0.12
+            in_avals, args = first, rest[1:]
+            closed = _discharge.discharge_state(close_jaxpr(jaxpr))
+        else:
+            in_avals, args = first.in_avals, rest
+            closed = _discharge.discharge_state(jaxpr, strip_memory_space=first.strip_memory_space)
+        discharged, consts = open_jaxpr(closed)
+        if consts:
+            raise NotImplementedError("a reference program with constants")
+        results = primitive.bind(*args, jaxpr=discharged, **params)
+        outs, refs = results[: len(jaxpr.outvars)], iter(results[len(jaxpr.outvars) :])
+        return [next(refs) if is_ref(a) else None for a in in_avals], outs
+
+    _discharge.register_discharge_rule(primitive)(rule)
+
+
+def is_ref(aval: Any) -> bool:
+    """Whether an aval is that of a mutable reference."""
+    return isinstance(aval, _discharge.AbstractRef)
+
+
+def register_key_reuse_rule(primitive: Primitive, runs_again: Callable[[dict[str, Any]], bool]) -> None:
+    """Let `jax_debug_key_reuse` look inside a primitive. A second run uses the same keys again, and may."""
+
+    def signature(eqn: JaxprEqn) -> Any:
+        if runs_again(eqn.params):
+            return _key_reuse.KeyReuseSignature()
+        return _key_reuse.jaxpr_type_signature(eqn.params["jaxpr"])
+
+    _key_reuse.key_reuse_signatures[primitive] = _key_reuse.dynamic_key_reuse_signature(signature)
+
+
 def batch_jaxpr(jaxpr: Jaxpr, axis_data: Any, dims: Sequence[Any]) -> tuple[Jaxpr, list[Any], list[bool]]:
     """`vmap` of a jaxpr: the batched jaxpr, its new constants, and which outputs are batched (at axis 0)."""
     batched, out_batched = _batching.batch_jaxpr_axes(
@@ -248,6 +306,34 @@ def scan_params(
     ft_in = _flattree.pack((nones(num_consts), nones(num_carry), nones(num_xs)))
     ft_out = _flattree.pack((nones(num_carry), nones(num_ys)))
     return dict(changed, ft_in=ft_in, ft_out=ft_out)
+
+
+@contextlib.contextmanager
+def inside_shard_map(params: dict[str, Any]) -> Iterator[None]:
+    """The context in which the body of a `shard_map` equation is traced: its mesh axes are manual."""
+    mesh, manual = params["mesh"], params["newly_manual_axes"]
+    with (
+        _shard_map._extend_axis_env(mesh, manual),
+        _shard_map.use_abstract_mesh(_shard_map._as_manual_mesh(mesh, manual)),
+        _shard_map.config._check_vma(params["check_vma"]),
+    ):
+        yield
+
+
+def shard_map_residual(params: dict[str, Any], aval: Any) -> tuple[Any, Any]:
+    """How a value made inside a `shard_map` is handed out: its partition spec, and its aval outside.
+
+    Shards that may differ are put side by side along the first axis, so a scalar needs an axis first.
+    """
+    mesh, check_vma = params["mesh"], params["check_vma"]
+    names = _shard_map._all_newly_manual_mesh_names(mesh, params["newly_manual_axes"])
+    spec = aval.nospec(mesh, check_vma, names)
+    return spec, _shard_map.unshard_aval(mesh, check_vma, spec, aval)
+
+
+def without_axis_effects(jaxpr: Jaxpr, params: dict[str, Any]) -> Jaxpr:
+    """The body of a `shard_map` without the effects that say that the axes of its mesh are used."""
+    return _core.remove_named_axis_effects(jaxpr, params["mesh"].axis_names)
 
 
 def lower_inline(ctx: Any, jaxpr: Jaxpr, name: str, *args: Any) -> Any:
@@ -282,6 +368,12 @@ def lower_barrier(ctx: Any, flags: Sequence[bool], args: Sequence[Any]) -> list[
         )
     )
     return [next(results) if f else a for a, f in zip(args, flags, strict=True)]
+
+
+def in_scope(eqn: JaxprEqn, name: str) -> JaxprEqn:
+    """The equation under a name scope, which profiles and printed programs show."""
+    stack = _source_info_util.NameStack().extend(name) + eqn.source_info.name_stack
+    return eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
 
 
 def source_of(eqn: JaxprEqn) -> str:

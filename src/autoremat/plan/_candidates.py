@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -61,6 +61,7 @@ class Record:
     """Everything known of one function on one target."""
 
     variants: list[Variant] = field(default_factory=list)
+    source: Iterator[Variant] | None = None
     measured: dict[tuple[int, int], Measured] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -109,20 +110,35 @@ class Candidates:
         """The device whose rates price recomputation."""
         return target_device(self.target)
 
-    def variants(self) -> list[Variant]:
-        """The candidate ways to stage the program, the most promising first; built once."""
-        if not self.record.variants:
-            start = time.perf_counter()
-            self.record.variants = build_variants(self.traced, self.device)
-            self.record.seconds = time.perf_counter() - start
-        return self.record.variants
+    def variants(self) -> Iterator[Variant]:
+        """The candidate ways to stage the program, the most promising first; each is built when it is asked for."""
+        number = 0
+        while (variant := self.variant(number)) is not None:
+            yield variant
+            number += 1
+
+    def variant(self, number: int) -> Variant | None:
+        """The variant of this number, or `None` if there are not so many."""
+        start = time.perf_counter()
+        if self.record.source is None:
+            self.record.source = build_variants(self.traced, self.device)
+        while len(self.record.variants) <= number and (found := next(self.record.source, None)) is not None:
+            self.record.variants.append(found)
+        self.record.seconds += time.perf_counter() - start
+        return self.record.variants[number] if number < len(self.record.variants) else None
 
     def decisions(self, variant: int, index: int) -> Decisions:
         """The decisions of a candidate; none for the function as it is."""
         if index < 0:
             return ()
-        chosen = self.variants()[variant]
+        chosen = self._known(variant)
         return decide(chosen.path.program, chosen.path.states[index].choice, chosen.fence)
+
+    def _known(self, number: int) -> Variant:
+        variant = self.variant(number)
+        if variant is None:
+            raise IndexError(f"there is no variant {number}")
+        return variant
 
     def measure(self, variant: int, index: int) -> Measured:
         """Compile a candidate, or look it up."""
@@ -135,7 +151,7 @@ class Candidates:
         if index < 0:
             what, nbytes, cost, flops = "no recomputation", 0, 0, 0
         else:
-            chosen = self.variants()[variant]
+            chosen = self._known(variant)
             state = chosen.path.states[index]
             nbytes, cost, flops = state.nbytes, state.cost, state.flops
             what = f"plan {index} of {len(chosen.path.states) - 1}, {chosen.name}, {chosen.fence}"
@@ -175,20 +191,20 @@ def target_device(target: str) -> Device:
     return device(generic.get(target, target))
 
 
-def build_variants(traced: Traced, on: Device) -> list[Variant]:
+def build_variants(traced: Traced, on: Device) -> Iterator[Variant]:
     """Cut the program into stages in each promising way, solve the stages, and order the plans."""
     builder = Builder(on)
     active = set(traced.differentiated)
     # Everything that the caller passes in is alive until the gradient is done.
     free = set(traced.jaxpr.invars)
-    result: list[Variant] = []
+    first = True
     for name, spans in partitions(traced.jaxpr, active):
-        program, _ = builder.program(traced.jaxpr, spans, active, free, set(), 1, "")
+        program, _ = builder.program(traced.jaxpr, spans, active, free, 1, "")
         if not any(True for _ in program.stages()):
             continue
         path = build_path(program)
-        result.append(Variant(name, "dependence", path))
+        yield Variant(name, "dependence", path)
         # Inside a loop no fence is needed; where there is nothing else, the two kinds give one program.
-        if len(result) == 1 and any(isinstance(node, Stage) for node in program.nodes):
-            result.append(Variant(name, "barrier", path))
-    return result
+        if first and any(isinstance(node, Stage) and node.options[-1].policy for node in program.nodes):
+            yield Variant(name, "barrier", path)
+        first = False

@@ -261,15 +261,17 @@ def _to_plan(candidates: Candidates, chosen: Measured, baseline: Measured, limit
         seconds=candidates.trace_seconds + record.seconds,
         compile_seconds=sum(m.use.seconds for m in new),
         compiles=len(new),
-        grouping="as it is" if chosen.index < 0 else candidates.variants()[chosen.variant].name,
+        grouping="as it is" if chosen.index < 0 else candidates.record.variants[chosen.variant].name,
         decisions=candidates.decisions(chosen.variant, chosen.index),
-        notes=tuple(_notes(chosen, baseline)),
+        notes=tuple(_notes(chosen, baseline, traced.dissolved)),
         signature=signature_of(traced.graph),
     )
 
 
-def _notes(chosen: Measured, baseline: Measured) -> Iterator[str]:
+def _notes(chosen: Measured, baseline: Measured, dissolved: int) -> Iterator[str]:
     use = baseline.use
+    if dissolved:
+        yield f"The function holds {dissolved} checkpoint(s) already; the plan replaces them."
     fixed = use.argument_bytes + use.output_bytes - use.alias_bytes
     if chosen.index < 0:
         yield "The function meets the budget as it is: nothing is recomputed."
@@ -315,7 +317,7 @@ class Frontier:
     """Memory against recomputation, from nothing recomputed to everything.
 
     `points` come by falling kept bytes. With `compiled` they carry the compiled peak. `seconds` is planning time without
-    compilations, `ops` the size of the joint graph in equations.
+    compilations, of which `trace_seconds` went to tracing; `ops` is the size of the joint graph in equations.
     """
 
     function: str
@@ -324,6 +326,7 @@ class Frontier:
     points: tuple[FrontierPoint, ...]
     grouping: str
     seconds: float
+    trace_seconds: float
     ops: int
 
     def __iter__(self) -> Iterator[FrontierPoint]:
@@ -351,8 +354,8 @@ def frontier(
     **Returns:** a `Frontier`.
     """
     candidates = prepare(fun, args, argnums, has_aux, target, compiler_options, progress)
-    variants = candidates.variants()
-    if not variants:
+    first = candidates.variant(0)
+    if first is None:
         return Frontier(
             function=candidates.traced.name,
             target=candidates.target,
@@ -360,9 +363,10 @@ def frontier(
             points=(),
             grouping="",
             seconds=candidates.trace_seconds + candidates.record.seconds,
+            trace_seconds=candidates.trace_seconds,
             ops=0,
         )
-    name, path = variants[0].name, variants[0].path
+    name, path = first.name, first.path
     chosen = _spread(path.states, compiled)
     unplanned = candidates.measure(*BASELINE).use.peak_bytes if compiled else None
     peaks = {i: candidates.measure(0, i).use.peak_bytes for i in chosen}
@@ -384,6 +388,7 @@ def frontier(
         points=points,
         grouping=name,
         seconds=candidates.trace_seconds + candidates.record.seconds,
+        trace_seconds=candidates.trace_seconds,
         ops=path.program.ops,
     )
 

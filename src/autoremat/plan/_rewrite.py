@@ -89,7 +89,9 @@ class _After:
 
 def _checkpoint(jaxpr: Jaxpr, block: Block, later: Any, *, guard: bool) -> JaxprEqn:
     part = subjaxpr(jaxpr, Span(block.start, block.stop), later)
-    params = dict(jaxpr=part, policy=block.policy, prevent_cse=guard, differentiated=False)
+    inputs = set(jaxpr.invars)
+    policy = replace(block.policy, borders=tuple(i for i, v in enumerate(part.invars) if v not in inputs))
+    params = dict(jaxpr=part, policy=policy, prevent_cse=guard, differentiated=False)
     source = jaxpr.eqns[block.start]
     return new_eqn(
         part.invars,

@@ -3,16 +3,17 @@
 A stage is a run of equations; what it reads of earlier stages is kept, what happens inside is the planner's choice. Good
 borders are places that little crosses: the residual stream between two layers. They are found, not annotated:
 
-1. *units* lie between articulation values, positions in program order that exactly one activation crosses. A
-   stretch without any (skip connections of a U-Net) is cut where the fewest bytes cross.
-2. units without heavy work join their predecessor;
-3. *groupings* of units are the candidates for stages: each unit by itself, one period of a repeated structure (a layer), two
-   of them, and even shares of all activations.
+1. *units* lie between articulation values, positions in program order that exactly one activation crosses. Between two
+   products (convolutions, matrix products) one border is enough: where the fewest bytes cross, and the first such place,
+   so that what is cheap to compute from the value there (an activation function and its mask) belongs to the reader. A
+   stretch without articulation values (skip connections of a U-Net) is cut where the fewest bytes cross;
+2. *groupings* of units are the candidates for stages: each unit by itself, one period of a repeated structure (a layer), two
+   of them, the grouping with the lowest estimated peak, and even shares of all activations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,13 @@ from autoremat._compat import DropVar, Jaxpr, JaxprEqn, Var, new_jaxpr
 from autoremat.cost import is_fusible
 from autoremat.graph import fingerprint
 from autoremat.graph._trace import aval_size, trace_graph
-from autoremat.transform._jaxpr import free_vars, is_var
+from autoremat.transform._jaxpr import free_vars, is_var, subjaxprs
+
+
+MAX_UNITS = 128
+"""Units among which the grouping with the lowest peak is sought; more are joined to even shares first."""
+
+_DEAR = frozenset({"dot_general", "ragged_dot", "ragged_dot_general", "conv_general_dilated", "scan", "while", "pallas_call"})
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,16 @@ def _is_heavy(eqn: JaxprEqn) -> bool:
     return not is_fusible(eqn.primitive.name) and eqn.primitive.name != "name"
 
 
+def _is_product(eqn: JaxprEqn) -> bool:
+    """Whether running an equation again is dear: a product, a loop or a kernel, itself or inside it."""
+    return eqn.primitive.name in _DEAR or any(_is_product(e) for inner in subjaxprs(eqn) for e in inner.eqns)
+
+
+def _work_of(jaxpr: Jaxpr) -> Callable[[JaxprEqn], bool]:
+    """What counts as work in this program: products; where there is none, all that is not fused."""
+    return _is_product if any(map(_is_product, jaxpr.eqns)) else _is_heavy
+
+
 def _produced(eqns: Sequence[JaxprEqn]) -> int:
     return sum(nbytes(v) for e in eqns for v in e.outvars if not isinstance(v, DropVar))
 
@@ -84,26 +101,50 @@ def units(jaxpr: Jaxpr, active: set[Var]) -> list[Span]:
     """The finest stages that make sense, in program order. See the module's docstring."""
     counts, sizes = crossings(jaxpr, active)
     total = max(1, _produced(jaxpr.eqns))
+    is_work = _work_of(jaxpr)
     spans: list[Span] = []
     start = 0
     for i, eqn in enumerate(jaxpr.eqns):
         if is_loop(eqn, active):
-            spans += _stretch(jaxpr, start, i, counts, sizes, total)
+            spans += _stretch(jaxpr, start, i, counts, sizes, total, is_work)
             spans.append(Span(i, i + 1, loop=True))
             start = i + 1
-    return spans + _stretch(jaxpr, start, len(jaxpr.eqns), counts, sizes, total)
+    return spans + _stretch(jaxpr, start, len(jaxpr.eqns), counts, sizes, total, is_work)
 
 
-def _stretch(jaxpr: Jaxpr, start: int, stop: int, counts: list[int], sizes: list[int], total: int) -> list[Span]:
+def _stretch(
+    jaxpr: Jaxpr,
+    start: int,
+    stop: int,
+    counts: list[int],
+    sizes: list[int],
+    total: int,
+    is_work: Callable[[JaxprEqn], bool],
+) -> list[Span]:
     if start == stop:
         return []
-    cuts = [k for k in range(start + 1, stop) if counts[k] == 1]
+    cuts = _one_between_works(jaxpr, [k for k in range(start + 1, stop) if counts[k] == 1], sizes, is_work)
     borders = [start, *cuts, stop]
     refined: list[int] = []
     for a, b in zip(borders, borders[1:], strict=False):
         refined += [a, *_cut_wide(jaxpr, a, b, sizes, total)]
     refined.append(stop)
-    return _merge_light(jaxpr, [Span(a, b) for a, b in zip(refined, refined[1:], strict=False)])
+    return _merge_light(jaxpr, [Span(a, b) for a, b in zip(refined, refined[1:], strict=False)], is_work)
+
+
+def _one_between_works(
+    jaxpr: Jaxpr, cuts: list[int], sizes: list[int], is_work: Callable[[JaxprEqn], bool]
+) -> list[int]:
+    """Of the cuts between two works, the one that the fewest bytes cross; of equals the first."""
+    done, works = [0], 0
+    for eqn in jaxpr.eqns:
+        works += is_work(eqn)
+        done.append(works)
+    best: dict[int, int] = {}
+    for k in cuts:
+        if done[k] not in best or sizes[k] < sizes[best[done[k]]]:
+            best[done[k]] = k
+    return sorted(best.values())
 
 
 def _cut_wide(jaxpr: Jaxpr, start: int, stop: int, sizes: list[int], total: int) -> list[int]:
@@ -123,16 +164,19 @@ def _cut_wide(jaxpr: Jaxpr, start: int, stop: int, sizes: list[int], total: int)
     ]
 
 
-def _merge_light(jaxpr: Jaxpr, spans: list[Span]) -> list[Span]:
-    """Join units without heavy work to the one before; what comes before all heavy work joins the first."""
+def _merge_light(jaxpr: Jaxpr, spans: list[Span], is_work: Callable[[JaxprEqn], bool]) -> list[Span]:
+    """Join units without work to the one before; what comes before all work joins the first."""
     merged: list[Span] = []
     for span in spans:
-        heavy = any(_is_heavy(e) for e in jaxpr.eqns[span.start : span.stop])
-        if merged and (not heavy or not any(_is_heavy(e) for e in jaxpr.eqns[merged[-1].start : merged[-1].stop])):
+        if merged and not (_has(jaxpr, span, is_work) and _has(jaxpr, merged[-1], is_work)):
             merged[-1] = Span(merged[-1].start, span.stop)
         else:
             merged.append(span)
     return merged
+
+
+def _has(jaxpr: Jaxpr, span: Span, is_work: Callable[[JaxprEqn], bool]) -> bool:
+    return any(is_work(e) for e in jaxpr.eqns[span.start : span.stop])
 
 
 def subjaxpr(jaxpr: Jaxpr, span: Span, later: set[Any]) -> Jaxpr:
@@ -158,8 +202,9 @@ def groupings(jaxpr: Jaxpr, active: set[Var]) -> list[tuple[str, list[Span]]]:
             if layers == 1 or repetition.repeats >= 2 * layers:
                 name = "one stage a layer" if layers == 1 else f"one stage per {layers} layers"
                 found.append((name, _by_repetition(spans, repetition, layers)))
-    found.append(("one stage a unit", spans))
-    for shares in (16, 8, 4):
+    lowest = ("lowest estimated peak", _lowest_peak(jaxpr, spans, crossings(jaxpr, active)[1], _work_of(jaxpr)))
+    found += [("one stage a unit", spans), lowest] if repetition is not None else [lowest, ("one stage a unit", spans)]
+    for shares in (8, 4):
         found.append((f"{shares} even stages", _even(jaxpr, spans, shares)))
     unique: list[tuple[str, list[Span]]] = []
     for name, partition in found:
@@ -251,6 +296,71 @@ def _join(spans: Sequence[Span]) -> list[Span]:
     if any(s.loop for s in spans) or not spans:
         return list(spans)
     return [Span(spans[0].start, spans[-1].stop)]
+
+
+def _lowest_peak(
+    jaxpr: Jaxpr, spans: Sequence[Span], sizes: Sequence[int], is_work: Callable[[JaxprEqn], bool]
+) -> list[Span]:
+    """The grouping of units whose estimated peak is lowest if every stage keeps its border and nothing else.
+
+    While a stage runs backward, the borders before it and its own working set are alive; later borders are gone.
+    """
+    if any(s.loop for s in spans):
+        return list(spans)
+    units = _even(jaxpr, spans, MAX_UNITS) if len(spans) > MAX_UNITS else list(spans)
+    works = [_materialized(jaxpr, s, is_work) for s in units]
+    borders = [0, *(sizes[s.start] for s in units[1:])]
+    low, high = 0, sum(borders) + sum(map(_working_set, works)) + 1
+    best = units
+    while high - low > high // 256:
+        middle = (low + high) // 2
+        groups = _groups_below(middle, works, borders)
+        if groups is None:
+            low = middle
+        else:
+            high = middle
+            best = [Span(units[a].start, units[b - 1].stop) for a, b in groups]
+    return best
+
+
+def _materialized(jaxpr: Jaxpr, span: Span, is_work: Callable[[JaxprEqn], bool]) -> list[int]:
+    """Bytes of each result of work: what a backward pass reads, or can compute by fused work from what it reads."""
+    eqns = jaxpr.eqns[span.start : span.stop]
+    return [_produced([e]) for e in eqns if is_work(e)] or [0]
+
+
+def _working_set(work: Sequence[int]) -> int:
+    """An estimate of the bytes that the backward pass of a stage needs: each result of work and what is computed from it
+    once, and at the widest place three values more (the cotangents on both sides, and a copy in another layout)."""
+    return 2 * sum(work) + 3 * max(work)
+
+
+def _groups_below(limit: int, works: Sequence[list[int]], borders: Sequence[int]) -> list[tuple[int, int]] | None:
+    """A grouping `(first, stop)` with an estimated peak of at most `limit` that keeps the fewest bytes, or `None`."""
+    n = len(works)
+    kept: list[int | None] = [0, *([None] * n)]
+    origin = [0] * (n + 1)
+    for i in range(n):
+        before = kept[i]
+        if before is None:
+            continue
+        group: list[int] = []
+        for j in range(i + 1, n + 1):
+            group += works[j - 1]
+            if before + _working_set(group) > limit:
+                break
+            after = before + (borders[j] if j < n else 0)
+            known = kept[j]
+            if known is None or after < known:
+                kept[j], origin[j] = after, i
+    if kept[n] is None:
+        return None
+    groups: list[tuple[int, int]] = []
+    stop = n
+    while stop:
+        groups.append((origin[stop], stop))
+        stop = origin[stop]
+    return groups[::-1]
 
 
 def _even(jaxpr: Jaxpr, spans: Sequence[Span], shares: int) -> list[Span]:

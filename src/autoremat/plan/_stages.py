@@ -17,7 +17,7 @@ from autoremat._compat import Jaxpr, Var, open_jaxpr, scan_sizes
 from autoremat.cost import Device, op_cost
 from autoremat.plan._segments import Span, dependents, groupings, signature, subjaxpr, units
 from autoremat.solve import Assignment, frontier, pareto
-from autoremat.transform._jaxpr import inline_calls, is_var
+from autoremat.transform._jaxpr import is_var
 from autoremat.transform._linearize import linearize
 from autoremat.transform._planned import JointProblem, PlannedPolicy, planned_policy, pose
 
@@ -84,12 +84,12 @@ class Builder:
     ops: int = 0
 
     def program(
-        self, jaxpr: Jaxpr, spans: Sequence[Span], active: set[Var], free: set[Var], carried: set[Any], trips: int, where: str
+        self, jaxpr: Jaxpr, spans: Sequence[Span], active: set[Var], free: set[Var], trips: int, where: str
     ) -> tuple[Program, set[Var]]:
         """The program of `jaxpr` for a partition into spans.
 
-        `active` are the inputs with a tangent, `free` those that are alive anyway, `carried` the outputs that somebody else
-        keeps. Returns it with all variables that have a tangent.
+        `active` are the inputs with a tangent, `free` those that are alive anyway. Returns it with all variables that have a
+        tangent.
         """
         active, charged = set(active), set(free)
         reads = _reads_after(jaxpr, spans)
@@ -106,7 +106,7 @@ class Builder:
             nonzero = tuple(v in active for v in part.invars)
             if not any(nonzero) or not part.outvars:
                 continue
-            shared = tuple(i for i, v in enumerate(part.outvars) if v in later or v in carried)
+            shared = tuple(i for i, v in enumerate(part.outvars) if v in later)
             options, nonzero_outs, count = self._solve(part, nonzero, tuple(v in charged for v in part.invars), shared)
             ops += count
             active.update(v for v, nz in zip(part.outvars, nonzero_outs, strict=True) if nz)
@@ -138,13 +138,14 @@ class Builder:
             for i, (b, v) in enumerate(zip(body.invars, eqn.invars, strict=True))
             if not num_consts <= i < num_consts + num_carry and (i < num_consts or not is_var(v) or v in free)
         }
-        carried = {v for v in body.outvars if is_var(v)}
         label = f"{where}scan[{index}]" if where else f"scan[{index}]"
         while True:
             seeds = {b for b, nz in zip(body.invars, nonzero, strict=True) if nz}
             finest = units(body, dependents(body, seeds))
             spans = finest if any(s.loop for s in finest) else [Span(0, len(body.eqns))]
-            program, reached = self.program(body, spans, seeds, alive, carried, trips * eqn.params["length"], label)
+            # What a body returns is stacked or carried once more beside a residual of the same value: `scan` does not see
+            # that the carry-out of one iteration is the carry-in of the next, so both are charged.
+            program, reached = self.program(body, spans, seeds, alive, trips * eqn.params["length"], label)
             outs = [is_var(v) and v in reached for v in body.outvars]
             grown = [nz or outs[i - num_consts] if num_consts <= i < num_consts + num_carry else nz for i, nz in enumerate(nonzero)]
             if grown == nonzero:
@@ -155,10 +156,8 @@ class Builder:
 
 
 def loop_body(eqn: Any) -> Jaxpr:
-    """The body of a `scan` with its inner calls inlined."""
-    body, consts = open_jaxpr(eqn.params["jaxpr"])
-    inlined, hoisted = inline_calls(body)
-    return body if consts or hoisted else inlined
+    """The body of a `scan`; tracing has inlined its calls."""
+    return open_jaxpr(eqn.params["jaxpr"])[0]
 
 
 def _reads_after(jaxpr: Jaxpr, spans: Sequence[Span]) -> list[set[Any]]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import jax
 
-from autoremat._compat import Jaxpr, Var, dce, has_tangent
+from autoremat._compat import Jaxpr, JaxprEqn, Var, close_jaxpr, dce, has_tangent, new_jaxpr, open_jaxpr
 from autoremat._errors import DifferentiationError
 from autoremat.graph import Graph, fingerprint
 from autoremat.graph._trace import trace_graph
-from autoremat.transform._jaxpr import inline_calls
+from autoremat.transform._jaxpr import CHECKPOINTS, inline_calls, subjaxprs
 from autoremat.transform._trace_user import bind_call, trace_call
 
 
@@ -20,7 +20,8 @@ from autoremat.transform._trace_user import bind_call, trace_call
 class Traced:
     """A function as a program: `jaxpr: (constants, leaves) -> outs`, calls inlined, dead code removed.
 
-    `differentiated` are the inputs that `argnums` selects, `graph` the forward graph, `fingerprint` its name.
+    `differentiated` are the inputs that `argnums` selects, `graph` the forward graph, `fingerprint` its name. `dissolved` counts
+    the checkpoints that the function had.
     """
 
     jaxpr: Jaxpr
@@ -31,6 +32,7 @@ class Traced:
     graph: Graph
     fingerprint: str
     name: str
+    dissolved: int = 0
 
 
 def trace(fun: Callable[..., Any], args: Sequence[Any], argnums: Sequence[int], kwargs: dict[str, Any] | None = None) -> Traced:
@@ -38,7 +40,8 @@ def trace(fun: Callable[..., Any], args: Sequence[Any], argnums: Sequence[int], 
     call = bind_call(fun, tuple(args), dict(kwargs or {}), (), ())
     leaf_argnum = [i for i, a in enumerate(args) for _ in jax.tree.leaves(a)]
     opened, constants, out_tree = trace_call(fun, call, "autoremat.plan")
-    inlined, hoisted = inline_calls(opened)
+    inlined, hoisted = inline_calls(opened, dissolve_checkpoints=True)
+    inlined = flatten_bodies(inlined)
     pruned, _ = dce(inlined, [True] * len(inlined.outvars))
     # Dead-code elimination drops inputs; a plan keeps all of them, so that the arguments stay in place.
     kept = inlined.replace(eqns=pruned.eqns, effects=pruned.effects)
@@ -58,7 +61,35 @@ def trace(fun: Callable[..., Any], args: Sequence[Any], argnums: Sequence[int], 
         graph=graph,
         fingerprint=fingerprint(graph),
         name=getattr(fun, "__name__", type(fun).__name__),
+        dissolved=count_checkpoints(opened),
     )
+
+
+def flatten_bodies(jaxpr: Jaxpr) -> Jaxpr:
+    """Inline calls and dissolve checkpoints inside loops and branches, too."""
+    return new_jaxpr(jaxpr.invars, jaxpr.outvars, [_flatten_eqn(e) for e in jaxpr.eqns], jaxpr)
+
+
+def _flatten_eqn(eqn: JaxprEqn) -> JaxprEqn:
+    key = {"scan": "jaxpr", "cond": "branches", "while": "body_jaxpr"}.get(eqn.primitive.name)
+    if key is None:
+        return eqn
+    value = eqn.params[key]
+    flat = tuple(map(_flatten_body, value)) if isinstance(value, tuple) else _flatten_body(value)
+    return eqn.replace(params=dict(eqn.params, **{key: flat}))
+
+
+def _flatten_body(body: Any) -> Any:
+    opened, consts = open_jaxpr(body)
+    if consts:
+        return body
+    inlined, hoisted = inline_calls(opened, dissolve_checkpoints=True)
+    return body if hoisted else close_jaxpr(flatten_bodies(inlined))
+
+
+def count_checkpoints(jaxpr: Jaxpr) -> int:
+    """How many checkpoints the function has already; a plan replaces them."""
+    return sum((e.primitive.name in CHECKPOINTS) + sum(map(count_checkpoints, subjaxprs(e))) for e in jaxpr.eqns)
 
 
 def argnum_tuple(argnums: int | Sequence[int], num_args: int) -> tuple[int, ...]:

@@ -1,27 +1,33 @@
-"""How equations with a program inside are split: `scan`, `cond`, and nested checkpoints."""
+"""How equations with a program inside are split: `scan`, `cond`, `jit`, `shard_map`, and nested checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from autoremat._compat import (
+    UNSPECIFIED,
+    DropVar,
     Jaxpr,
     JaxprEqn,
     Var,
     close_jaxpr,
     eqn_effects,
+    inside_shard_map,
     new_eqn,
     new_jaxpr,
     new_var,
     open_jaxpr,
     scan_params,
     scan_sizes,
+    shard_map_residual,
+    without_axis_effects,
 )
-from autoremat.transform._jaxpr import free_vars, inline_calls, is_var, traced_eqns
+from autoremat.transform._jaxpr import free_vars, inline_calls, is_var, live_eqns, traced_eqns
 from autoremat.transform._split import CompositeSplit, Decider, Split, composite_rules, prune, split_eqns
 
 # ---------------------------------------------------------------------------------------------------------------- scan
@@ -193,7 +199,90 @@ def _rerun_branch(b: int, body: Jaxpr, split: Split, kept: Sequence[tuple[int, V
     return close_jaxpr(new_jaxpr([*body.invars, *extra], outs, eqns, body))
 
 
-# ------------------------------------------------------------------------------------------------------------ checkpoint
+# ------------------------------------------------------------------------------------------------- jit, checkpoint, shard_map
+
+
+@dataclass(frozen=True)
+class _Halves:
+    """A body that is split. `new` are kept values that the forward half has as additional outputs.
+
+    The rerun half has the inputs `reads` (positions among the body's) and then `kept`, and the outputs `again` (positions).
+    """
+
+    split: Split
+    forward_eqns: list[JaxprEqn]
+    new: list[Var]
+    rerun_eqns: list[JaxprEqn]
+    reads: list[int]
+    kept: list[Var]
+    again: list[int]
+
+
+def _halves(body: Jaxpr, wanted: list[bool], decider: Decider, aliased: Mapping[int, Var]) -> _Halves:
+    """Split a body. `aliased` are the outputs whose outer variable can stand for a kept value."""
+    demanded = [v for v, w in zip(body.outvars, wanted, strict=True) if w]
+    split = split_eqns(body.eqns, demanded, decider)
+    there = {body.outvars[i] for i in aliased if is_var(body.outvars[i]) and body.outvars[i] in split.kept}
+    again = [
+        i
+        for i, (v, w) in enumerate(zip(body.outvars, wanted, strict=True))
+        if w and not (i in aliased and is_var(v) and v in there)
+    ]
+    outs = [body.outvars[i] for i in again]
+    eqns = prune(split.rerun, outs)
+    read = set(free_vars(eqns, outs))
+    return _Halves(
+        split=split,
+        forward_eqns=split.forward,
+        new=[v for v in split.kept if v not in there],
+        rerun_eqns=eqns,
+        reads=[i for i, v in enumerate(body.invars) if v in read],
+        kept=[v for v in split.kept if v in read],
+        again=again,
+    )
+
+
+def _split_call(
+    eqn: JaxprEqn,
+    body: Jaxpr,
+    wanted: list[bool],
+    decider: Decider,
+    forward_params: Callable[[Any, _Halves], dict[str, Any]],
+    rerun_params: Callable[[Any, _Halves], dict[str, Any]],
+) -> CompositeSplit:
+    """Split an equation that runs its body once on its inputs. A kept output is kept as the output that it is."""
+    aliased = {i: v for i, v in enumerate(eqn.outvars) if not isinstance(v, DropVar)}
+    half = _halves(body, wanted, decider, aliased)
+    outer = {v: new_var(v.aval) for v in half.new}
+    for i, v in reversed(aliased.items()):
+        if is_var(body.outvars[i]) and body.outvars[i] in half.split.kept and body.outvars[i] not in half.new:
+            outer[body.outvars[i]] = v
+    forward_body = new_jaxpr(body.invars, [*body.outvars, *half.new], half.forward_eqns, body)
+    forward = eqn.replace(
+        outvars=[*eqn.outvars, *(outer[v] for v in half.new)],
+        params=dict(eqn.params, **forward_params(forward_body, half)),
+    )
+    kept = {outer[v]: codec for v, codec in half.split.kept.items()}
+    # Two outputs can be one value: the second is then that value, by way of the rerun.
+    if not half.again:
+        return CompositeSplit(forward=forward, kept=kept, rerun=None)
+    rerun_body = new_jaxpr(
+        [*(body.invars[i] for i in half.reads), *half.kept],
+        [body.outvars[i] for i in half.again],
+        half.rerun_eqns,
+        body,
+    )
+    invars = [*(eqn.invars[i] for i in half.reads), *(outer[v] for v in half.kept)]
+    rerun = new_eqn(
+        invars,
+        [eqn.outvars[i] for i in half.again],
+        eqn.primitive,
+        dict(eqn.params, **rerun_params(rerun_body, half)),
+        eqn_effects(rerun_body, invars),
+        eqn.source_info,
+        eqn.ctx,
+    )
+    return CompositeSplit(forward=forward, kept=kept, rerun=rerun)
 
 
 def split_checkpoint(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> CompositeSplit | None:
@@ -201,34 +290,121 @@ def split_checkpoint(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> Com
     body, hoisted = inline_calls(eqn.params["jaxpr"])
     if hoisted:
         return None
-    demanded = [v for v, w in zip(body.outvars, wanted, strict=True) if w]
-    split = split_eqns(body.eqns, demanded, decider)
-    outer = {v: new_var(v.aval) for v in split.kept}
-    forward_body = new_jaxpr(body.invars, [*body.outvars, *split.kept], split.forward, body)
+    return _split_call(
+        eqn,
+        body,
+        wanted,
+        decider,
+        lambda forward_body, half: {"jaxpr": forward_body},
+        lambda rerun_body, half: {"jaxpr": rerun_body, "prevent_cse": False},
+    )
+
+
+def split_jit(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> CompositeSplit | None:
+    """Split a `jit` that has shardings or layouts of its own; others are inlined before. What is kept has none."""
+    body, consts = open_jaxpr(eqn.params["jaxpr"])
+    body, hoisted = inline_calls(body)
+    if consts or hoisted:
+        return None
+    params = eqn.params
+
+    def of_forward(forward_body: Jaxpr, half: _Halves) -> dict[str, Any]:
+        count = len(half.new)
+        return {
+            "jaxpr": close_jaxpr(forward_body),
+            "out_shardings": (*params["out_shardings"], *(UNSPECIFIED,) * count),
+            "out_layouts": (*params["out_layouts"], *(None,) * count),
+        }
+
+    def of_rerun(rerun_body: Jaxpr, half: _Halves) -> dict[str, Any]:
+        count = len(half.kept)
+        return {
+            "jaxpr": close_jaxpr(rerun_body),
+            "in_shardings": (*(params["in_shardings"][i] for i in half.reads), *(UNSPECIFIED,) * count),
+            "in_layouts": (*(params["in_layouts"][i] for i in half.reads), *(None,) * count),
+            "donated_invars": (False,) * (len(half.reads) + count),
+            "out_shardings": tuple(params["out_shardings"][i] for i in half.again),
+            "out_layouts": tuple(params["out_layouts"][i] for i in half.again),
+        }
+
+    return _split_call(eqn, body, wanted, decider, of_forward, of_rerun)
+
+
+def split_shard_map(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> CompositeSplit | None:
+    """Split the body, which runs on each shard. What is kept stays where it was made, side by side with other shards'."""
+    params = eqn.params
+    body, consts = open_jaxpr(params["jaxpr"])
+    if consts:
+        return None
+    with inside_shard_map(params):
+        body, hoisted = inline_calls(body)
+        if hoisted:
+            return None
+        half = _halves(body, wanted, decider, {})
+        add_axis, handed, remove_axis, received = _with_an_axis(half.split.kept)
+    specs, avals = zip(*(shard_map_residual(params, v.aval) for v in handed), strict=True) if handed else ((), ())
+    outer = {v: new_var(a) for v, a in zip(half.split.kept, avals, strict=True)}
+    spec_of = dict(zip(half.split.kept, specs, strict=True))
+    received_of = dict(zip(half.split.kept, received, strict=True))
+    forward_body = new_jaxpr(body.invars, [*body.outvars, *handed], [*half.forward_eqns, *add_axis], body)
     forward = eqn.replace(
         outvars=[*eqn.outvars, *outer.values()],
-        params=dict(eqn.params, jaxpr=forward_body),
+        params=dict(
+            params, jaxpr=without_axis_effects(forward_body, params), out_specs=(*params["out_specs"], *specs)
+        ),
     )
-    eqns = prune(split.rerun, demanded)
-    reads = free_vars(eqns, demanded)
-    where = {v: a for v, a in zip(body.invars, eqn.invars, strict=True)} | outer
-    rerun_body = new_jaxpr(reads, demanded, eqns, body)
-    invars = [where[v] for v in reads]
-    outvars = [v for v, w in zip(eqn.outvars, wanted, strict=True) if w]
+    rerun_body = without_axis_effects(
+        new_jaxpr(
+            [*(body.invars[i] for i in half.reads), *(received_of[v] for v in half.kept)],
+            [body.outvars[i] for i in half.again],
+            live_eqns([*remove_axis, *half.rerun_eqns], [body.outvars[i] for i in half.again]),
+            body,
+        ),
+        params,
+    )
+    invars = [*(eqn.invars[i] for i in half.reads), *(outer[v] for v in half.kept)]
     rerun = new_eqn(
         invars,
-        outvars,
+        [eqn.outvars[i] for i in half.again],
         eqn.primitive,
-        dict(eqn.params, jaxpr=rerun_body, prevent_cse=False),
+        dict(
+            params,
+            jaxpr=rerun_body,
+            in_specs=(*(params["in_specs"][i] for i in half.reads), *(spec_of[v] for v in half.kept)),
+            out_specs=tuple(params["out_specs"][i] for i in half.again),
+        ),
         eqn_effects(rerun_body, invars),
         eqn.source_info,
         eqn.ctx,
     )
     return CompositeSplit(
-        forward=forward, kept={outer[v]: codec for v, codec in split.kept.items()}, rerun=rerun
+        forward=forward, kept={outer[v]: codec for v, codec in half.split.kept.items()}, rerun=rerun
     )
+
+
+def _with_an_axis(kept: Iterable[Var]) -> tuple[list[JaxprEqn], list[Any], list[JaxprEqn], list[Var]]:
+    """Give scalars an axis, and take it away again: equations and variables for both directions."""
+    adding: list[JaxprEqn] = []
+    removing: list[JaxprEqn] = []
+    handed: list[Any] = []
+    received: list[Var] = []
+    for v in kept:
+        if v.aval.shape:
+            handed.append(v)
+            received.append(v)
+            continue
+        eqns, (out,) = traced_eqns(lambda x: [x.reshape(1)], [v], "shard_map residual")
+        adding += eqns
+        handed.append(out)
+        received.append(new_var(out.aval))
+        eqns, (out,) = traced_eqns(lambda x: [x.reshape(())], [received[-1]], "shard_map residual")
+        removing += [*eqns[:-1], eqns[-1].replace(outvars=[v])]
+    return adding, handed, removing, received
 
 
 composite_rules["scan"] = split_scan
 composite_rules["cond"] = split_cond
+composite_rules["jit"] = split_jit
+composite_rules["pjit"] = split_jit
+composite_rules["shard_map"] = split_shard_map
 composite_rules["autoremat_checkpoint"] = split_checkpoint

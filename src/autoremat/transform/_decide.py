@@ -57,6 +57,10 @@ class PolicyDecider:
             return dict.fromkeys(allowed, DEVICE_NAME)
         return tagged
 
+    def repeats(self, eqn: JaxprEqn) -> bool:
+        """A debug print happens again in the backward pass, unless the policy saves it."""
+        return not self._saves(eqn.primitive, [v.aval for v in eqn.invars], eqn.params)
+
     def _keeps_tagged(self, eqn: JaxprEqn, out: int, tags: frozenset[str]) -> bool:
         aval = eqn.outvars[out].aval
         return any(self._saves(name_p, [aval], {"name": tag}) for tag in sorted(tags))

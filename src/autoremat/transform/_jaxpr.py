@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from autoremat._compat import (
     DropVar,
     Jaxpr,
     JaxprEqn,
     Literal,
+    Tracer,
     Var,
     eqn_is_effectful,
     is_jaxpr,
@@ -17,7 +18,10 @@ from autoremat._compat import (
     new_var,
     open_jaxpr,
     trace,
+    weakref_lru_cache,
 )
+
+R = TypeVar("R")
 
 # Calls without a meaning of their own: a planner looks through them.
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "eval_jaxpr": "jaxpr"}
@@ -28,13 +32,18 @@ def is_var(x: Any) -> bool:
     return not isinstance(x, Literal)
 
 
-def called_jaxpr(eqn: JaxprEqn) -> Any | None:
+# Checkpoints that a planner replaces by its own: JAX's and ours.
+CHECKPOINTS = {"remat2": "jaxpr", "checkpoint": "jaxpr", "autoremat_checkpoint": "jaxpr"}
+
+
+def called_jaxpr(eqn: JaxprEqn, calls: Mapping[str, str] = _CALLS) -> Any | None:
     """The jaxpr that a plain call runs, or `None` if the equation is not a call that may be inlined.
 
-    A `jit` with shardings or layouts of its own says something to the compiler, so it stays.
+    A `jit` with shardings or layouts of its own says something to the compiler, so it stays. So does a checkpoint that
+    is a backward pass already.
     """
-    key = _CALLS.get(eqn.primitive.name)
-    if key is None or key not in eqn.params:
+    key = calls.get(eqn.primitive.name)
+    if key is None or key not in eqn.params or eqn.params.get("differentiated"):
         return None
     for constraint in ("in_shardings", "out_shardings", "in_layouts", "out_layouts"):
         for spec in eqn.params.get(constraint, ()):
@@ -51,14 +60,15 @@ def substitute(atoms: Iterable[Any], env: Mapping[Var, Any]) -> list[Any]:
 class _Inliner:
     """Collects the equations of nested calls in one flat list, with fresh variables for each call."""
 
-    def __init__(self) -> None:
+    def __init__(self, calls: Mapping[str, str] = _CALLS) -> None:
+        self.calls = calls
         self.eqns: list[JaxprEqn] = []
         self.constants: dict[Var, Any] = {}
 
     def run(self, jaxpr: Jaxpr, env: dict[Var, Any], fresh: bool) -> list[Any]:
         for eqn in jaxpr.eqns:
             invars = substitute(eqn.invars, env)
-            called = called_jaxpr(eqn)
+            called = called_jaxpr(eqn, self.calls)
             if called is not None:
                 inner, consts = open_jaxpr(called)
                 inner_env: dict[Var, Any] = dict(zip(inner.invars, invars, strict=True))
@@ -84,14 +94,16 @@ def rebind(eqn: JaxprEqn, invars: Sequence[Any], outvars: Sequence[Any], **param
     return eqn.replace(invars=list(invars), outvars=list(outvars), params=dict(eqn.params, **params))
 
 
-def inline_calls(jaxpr: Jaxpr) -> tuple[Jaxpr, list[Any]]:
+def inline_calls(jaxpr: Jaxpr, *, dissolve_checkpoints: bool = False) -> tuple[Jaxpr, list[Any]]:
     """Inline every plain call. Returns a jaxpr whose leading inputs are the returned constants.
 
-    `jaxpr: a -> b` becomes `(consts, a) -> b`; a jaxpr without calls comes back as it is.
+    `jaxpr: a -> b` becomes `(consts, a) -> b`; a jaxpr without calls comes back as it is. `dissolve_checkpoints` treats
+    checkpoints as plain calls, too.
     """
-    if not any(called_jaxpr(e) is not None for e in jaxpr.eqns):
+    calls = {**_CALLS, **CHECKPOINTS} if dissolve_checkpoints else _CALLS
+    if not any(called_jaxpr(e, calls) is not None for e in jaxpr.eqns):
         return jaxpr, []
-    inliner = _Inliner()
+    inliner = _Inliner(calls)
     outs = inliner.run(jaxpr, {}, False)
     invars = [*inliner.constants, *jaxpr.invars]
     return new_jaxpr(invars, outs, inliner.eqns, jaxpr), list(inliner.constants.values())
@@ -142,3 +154,20 @@ def subjaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
             if is_jaxpr(x):
                 found.append(open_jaxpr(x)[0])
     return found
+
+
+def cached_by_jaxpr(fun: Callable[..., R]) -> Callable[..., R]:
+    """Cache a function of a jaxpr (and hashable arguments) for as long as the jaxpr lives.
+
+    A result that holds a tracer among its `constants` is not kept: no cache may keep a trace alive. (The rule of a
+    `custom_vjp` can close over one.)
+    """
+    cached = weakref_lru_cache(fun)
+
+    def lookup(jaxpr: Jaxpr, *rest: Any) -> R:
+        result = cached(jaxpr, *rest)
+        if any(isinstance(c, Tracer) for c in result.constants):
+            cached.evict_weakref(jaxpr)
+        return result
+
+    return lookup

@@ -24,9 +24,8 @@ from autoremat._compat import (
     has_tangent,
     tangent_aval,
     trace,
-    weakref_lru_cache,
 )
-from autoremat.transform._jaxpr import _Inliner, free_vars, is_var, live_eqns
+from autoremat.transform._jaxpr import _Inliner, cached_by_jaxpr, free_vars, is_var, live_eqns, subjaxprs
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -45,7 +44,12 @@ class Joint:
     nonzero_outs: tuple[bool, ...]
 
 
-def _trace_joint(jaxpr: Jaxpr, nonzero: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:
+def _trace_joint(jaxpr: Jaxpr, nonzero: Sequence[bool], *, split_loops: bool) -> tuple[Jaxpr, list[Any]]:
+    """Trace `(primals, tangents) -> (outs, tangents out)`.
+
+    `jax.linearize` separates the linear part of loops and branches from the rest; where there are none, `jax.jvp` gives the same
+    equations in a third of the time.
+    """
     n = len(jaxpr.invars)
     in_avals = [v.aval for v in jaxpr.invars]
     tangent_avals = [tangent_aval(a) for a, nz in zip(in_avals, nonzero, strict=True) if nz]
@@ -58,8 +62,12 @@ def _trace_joint(jaxpr: Jaxpr, nonzero: Sequence[bool]) -> tuple[Jaxpr, list[Any
             it = iter(chosen)
             return eval_jaxpr(jaxpr, *(next(it) if nz else p for p, nz in zip(primals, nonzero, strict=True)))
 
-        outs, f_lin = jax.linearize(of_differentiated, *(p for p, nz in zip(primals, nonzero, strict=True) if nz))
-        tangent_outs = f_lin(*tangents)
+        chosen = tuple(p for p, nz in zip(primals, nonzero, strict=True) if nz)
+        if split_loops:
+            outs, f_lin = jax.linearize(of_differentiated, *chosen)
+            tangent_outs = f_lin(*tangents)
+        else:
+            outs, tangent_outs = jax.jvp(of_differentiated, chosen, tangents)
         return [*outs, *(t for t, d in zip(tangent_outs, differentiable, strict=True) if d)]
 
     return trace(joint, [*in_avals, *tangent_avals], "checkpoint")
@@ -70,11 +78,15 @@ def linearize(jaxpr: Jaxpr, nonzero: tuple[bool, ...]) -> Joint:
 
     `jaxpr` has no constants. Tangents of integer inputs and outputs do not exist (`float0`).
     """
-    traced, consts = _trace_joint(jaxpr, nonzero)
-    inliner = _Inliner()
-    out_atoms = inliner.run(traced, {}, False)
+    for split_loops in (False, True) if _is_flat(jaxpr.eqns) else (True,):
+        traced, consts = _trace_joint(jaxpr, nonzero, split_loops=split_loops)
+        inliner = _Inliner()
+        out_atoms = inliner.run(traced, {}, False)
+        if split_loops or not _mixes(inliner.eqns, traced.invars[len(consts) + len(jaxpr.invars) :]):
+            break
     n, num_outs = len(jaxpr.invars), len(jaxpr.outvars)
-    primals, tangents = traced.invars[:n], traced.invars[n:]
+    constvars, inputs = traced.invars[: len(consts)], traced.invars[len(consts) :]
+    primals, tangents = inputs[:n], inputs[n:]
 
     depends = set(tangents)
     forward: list[JaxprEqn] = []
@@ -93,10 +105,9 @@ def linearize(jaxpr: Jaxpr, nonzero: tuple[bool, ...]) -> Joint:
     tangent_set = set(tangents)
     demanded = tuple(v for v in free_vars(linear, tangent_outs) if v not in tangent_set)
     outs = tuple(out_atoms[:num_outs])
-    constvars = (*traced.constvars, *inliner.constants)
     return Joint(
-        like=jaxpr,
-        inputs=(*primals, *constvars),
+        like=jaxpr.replace(),  # a copy: the cache forgets a jaxpr only if no result refers to it
+        inputs=(*primals, *constvars, *inliner.constants),
         constants=(*consts, *inliner.constants.values()),
         outs=outs,
         forward_eqns=tuple(live_eqns(forward, [*outs, *demanded])),
@@ -108,4 +119,20 @@ def linearize(jaxpr: Jaxpr, nonzero: tuple[bool, ...]) -> Joint:
     )
 
 
-linearize_cached = weakref_lru_cache(linearize)
+def _is_flat(eqns: Sequence[JaxprEqn]) -> bool:
+    """Whether no equation has a program inside, custom derivatives of forward mode aside."""
+    return all(e.primitive.name == "custom_jvp_call" or not subjaxprs(e) for e in eqns)
+
+
+def _mixes(eqns: Sequence[JaxprEqn], tangents: Sequence[Var]) -> bool:
+    """Whether an equation with a program inside (a loop in a derivative rule) reads a tangent."""
+    depends = set(tangents)
+    for eqn in eqns:
+        if any(is_var(v) and v in depends for v in eqn.invars):
+            if subjaxprs(eqn):
+                return True
+            depends.update(eqn.outvars)
+    return False
+
+
+linearize_cached = cached_by_jaxpr(linearize)

@@ -1,7 +1,7 @@
 """From a joint program and decisions to the two programs that run.
 
     joint:   (primals, constants, tangents) -> (outs, tangents out)
-    forward: (primals, constants) -> (outs, kept)
+    forward: (primals, constants) -> (outs, what is kept and no out already)
     linear:  (leaves, tangents)   -> tangents out       leaves = what it reads of (primals, constants), then kept
 
 `linear` decodes what was kept, runs again what is missing, and then is linear in the tangents.
@@ -14,14 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from autoremat._compat import Jaxpr, JaxprEqn, Var, name_p, new_jaxpr, new_var, weakref_lru_cache
+from autoremat._compat import Jaxpr, JaxprEqn, Var, in_scope, name_p, new_jaxpr, new_var
 from autoremat._errors import UnmatchedNameWarning
 from autoremat.storage import CODECS
 from autoremat.transform._decide import decider_for
-from autoremat.transform._jaxpr import free_vars, live_eqns, subjaxprs, traced_eqns
+from autoremat.transform._jaxpr import cached_by_jaxpr, free_vars, live_eqns, subjaxprs, traced_eqns
 from autoremat.transform._linearize import Joint, linearize_cached
 from autoremat.transform._policies import requested_names
 from autoremat.transform._split import Split, prune, split_eqns
@@ -29,12 +26,17 @@ from autoremat.transform._split import Split, prune, split_eqns
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Partition:
-    """See the module's docstring. `leaves` are positions in (primals, constants); `reruns` what runs again."""
+    """See the module's docstring.
+
+    `leaves` are positions in (primals, constants), `kept_results` positions in the results of `forward`; `reruns` is
+    what runs again.
+    """
 
     forward: Jaxpr
     linear: Jaxpr
     leaves: tuple[int, ...]
     num_kept: int
+    kept_results: tuple[int, ...]
     constants: tuple[Any, ...]
     nonzero_outs: tuple[bool, ...]
     reruns: tuple[JaxprEqn, ...]
@@ -52,7 +54,7 @@ def partition(jaxpr: Jaxpr, nonzero: tuple[bool, ...], policy: Any) -> Partition
     return emit(joint, split_eqns(joint.forward_eqns, joint.demanded, decider_for(policy, joint)))
 
 
-partition_cached = weakref_lru_cache(partition)
+partition_cached = cached_by_jaxpr(partition)
 
 
 def emit(joint: Joint, split: Split) -> Partition:
@@ -64,22 +66,24 @@ def emit(joint: Joint, split: Split) -> Partition:
     leaves = tuple(i for i, v in enumerate(joint.inputs) if v in reads)
 
     forward_eqns = list(split.forward)
-    encoded_out: list[Any] = []
     decode_eqns: list[JaxprEqn] = []
     encoded_in: list[Var] = []
+    outs = list(joint.outs)
+    kept_results: list[int] = []
     for v in kept:
-        forward_eqns = _round_to_dtype(forward_eqns, v)
         eqns, out, received, decoding = _coded(v, split.kept[v])
         forward_eqns += eqns
-        encoded_out.append(out)
         encoded_in.append(received)
         decode_eqns += decoding
-    outs = [*joint.outs, *encoded_out]
+        # A result of the function that is also kept is one array, not two.
+        if not any(out is o for o in outs):
+            outs.append(out)
+        kept_results.append(next(i for i, o in enumerate(outs) if o is out))
     forward = new_jaxpr(joint.inputs, outs, live_eqns(forward_eqns, outs), joint.like)
     linear = new_jaxpr(
         [*(joint.inputs[i] for i in leaves), *encoded_in, *joint.tangents],
         joint.tangent_outs,
-        [*decode_eqns, *rerun, *joint.linear_eqns],
+        [*decode_eqns, *(in_scope(e, "rematted_computation") for e in rerun), *joint.linear_eqns],
         joint.like,
     )
     return Partition(
@@ -87,6 +91,7 @@ def emit(joint: Joint, split: Split) -> Partition:
         linear=linear,
         leaves=leaves,
         num_kept=len(kept),
+        kept_results=tuple(kept_results),
         constants=joint.constants,
         nonzero_outs=joint.nonzero_outs,
         reruns=tuple(rerun),
@@ -103,31 +108,6 @@ def _coded(v: Var, codec_name: str) -> tuple[list[JaxprEqn], Any, Var, list[Jaxp
     decoding, (decoded,) = traced_eqns(lambda x: [codec.decode(x, v.aval.shape)], [received], "decode")
     decoding[-1] = decoding[-1].replace(outvars=[v if o is decoded else o for o in decoding[-1].outvars])
     return encoding, out, received, decoding
-
-
-def _round_to_dtype(eqns: list[JaxprEqn], v: Var) -> list[JaxprEqn]:
-    """Round a kept low-precision value where it is made.
-
-    The compiler may carry a bf16 value in f32 from one operation to the next; a value that is stored loses that excess,
-    and then the forward and the backward pass would read different numbers. JAX guards its residuals in the same way.
-    """
-    dtype = getattr(v.aval, "dtype", None)
-    if dtype is None or not jnp.issubdtype(dtype, jnp.floating) or jnp.dtype(dtype).itemsize >= 4:
-        return eqns
-    info = jnp.finfo(dtype)
-    result: list[JaxprEqn] = []
-    for eqn in eqns:
-        if v not in eqn.outvars:
-            result.append(eqn)
-            continue
-        raw = new_var(v.aval)
-        result.append(eqn.replace(outvars=[raw if o is v else o for o in eqn.outvars]))
-        rounding, (out,) = traced_eqns(
-            lambda x: [jax.lax.reduce_precision(x, info.nexp, info.nmant)], [raw], "round residual"
-        )
-        rounding[-1] = rounding[-1].replace(outvars=[v if o is out else o for o in rounding[-1].outvars])
-        result += rounding
-    return result
 
 
 def _names_in(jaxpr: Any) -> Iterator[str]:

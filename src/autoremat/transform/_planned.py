@@ -20,6 +20,7 @@ from autoremat.graph._trace import trace_graph
 from autoremat.solve import Assignment, Problem, Storage, cut, evaluate, frontier, pareto
 from autoremat.storage import codecs_for
 from autoremat.transform._decide import KeepDecider
+from autoremat.transform._jaxpr import is_var
 from autoremat.transform._linearize import Joint
 from autoremat.transform._split import Decider
 
@@ -101,7 +102,7 @@ def joint_graph(joint: Joint, free: Sequence[bool]) -> tuple[Graph, dict[Any, in
     num_primals = len(free)
     alive = [v for i, v in enumerate(joint.inputs) if i >= num_primals or free[i]]
     return trace_graph(
-        forward_jaxpr(joint), demanded=joint.demanded, free=alive, effect_allowed=effect_may_repeat
+        forward_jaxpr(joint), demanded=joint.demanded, free=alive, effect_allowed=effect_may_repeat, source_of=lambda eqn: ""
     )
 
 
@@ -114,7 +115,7 @@ def pose(joint: Joint, target: Device, free: Sequence[bool], shared: Iterable[in
     variables: list[Any] = [None] * len(graph.values)
     for var, i in ids.items():
         variables[i] = var
-    paid_elsewhere = {ids[joint.outs[i]] for i in shared if joint.outs[i] in ids} if shared else set()
+    paid_elsewhere = {ids[joint.outs[i]] for i in shared if is_var(joint.outs[i])}
     storages = tuple(_storages(v, target, v.id in paid_elsewhere) for v in graph.values)
     problem = Problem(graph=graph, op_cost=graph_costs(graph, target), storages=storages)
     return JointProblem(problem, tuple(variables), fingerprint(graph))
@@ -143,6 +144,8 @@ class PricePolicy:
     price: Fraction
     target: str
     fence: str = "barrier"
+    borders: tuple[int, ...] = ()
+    carried: tuple[int, ...] = ()
 
     def decider(self, joint: Joint) -> Decider:
         posed = pose(joint, device(self.target), [True] * len(joint.like.invars))
@@ -154,7 +157,8 @@ class PlannedPolicy:
     """Keeps the values that a plan lists, in the joint graph that the plan was made for.
 
     `keep` holds (op, output, codec), or (-1, input, codec) for an input. The joint graph of another program (under
-    `vmap`, after dead code was removed, of the derivative) has other ops: there the plan's price decides.
+    `vmap`, after dead code was removed, of the derivative) has other ops: there the plan's price decides. `borders` are the
+    inputs that earlier stages make; `carried` the same as positions among the tangents of a linear part (see `_fence`).
     """
 
     fingerprint: str
@@ -162,6 +166,8 @@ class PlannedPolicy:
     price: Fraction
     target: str
     fence: str = "barrier"
+    borders: tuple[int, ...] = ()
+    carried: tuple[int, ...] = ()
 
     def decider(self, joint: Joint) -> Decider:
         num_primals = len(joint.like.invars)

@@ -10,7 +10,7 @@ Design: see `docs/transformation.md`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -27,19 +27,29 @@ from autoremat._compat import (
     eqn_effects,
     eqn_is_effectful,
     eval_jaxpr,
-    hoist_constants,
     lower_barrier,
     lower_inline,
     mlir,
     new_eqn,
+    new_jaxpr,
     positional_effects,
     register_dce_rule,
+    register_discharge_rule,
+    register_key_reuse_rule,
     tangent_aval,
     trace,
     weakref_lru_cache,
 )
 from autoremat._errors import EffectError
-from autoremat.transform._fence import depend_on, fence_points, hidden_zero
+from autoremat.transform._fence import (
+    depend_on,
+    fence_points,
+    finish_before,
+    hidden_zero,
+    policy_for_linear,
+    policy_without_tangents,
+)
+from autoremat.transform._jaxpr import cached_by_jaxpr, live_eqns
 from autoremat.transform._partition import partition_cached
 
 checkpoint_p = Primitive("autoremat_checkpoint")
@@ -69,16 +79,26 @@ def _checkpoint_abstract_eval(*args: Any, jaxpr: Jaxpr, **_: Any) -> Any:
     return [v.aval for v in jaxpr.outvars], positional_effects(jaxpr)
 
 
+def _without_repeats(jaxpr: Jaxpr) -> Jaxpr:
+    """A linear part without the effects that repeat in the backward pass: in forward mode they happened already."""
+    if not jaxpr.effects:
+        return jaxpr
+    return new_jaxpr(jaxpr.invars, jaxpr.outvars, live_eqns(jaxpr.eqns, jaxpr.outvars, effects=False), jaxpr)
+
+
+_without_repeats_cached = weakref_lru_cache(_without_repeats)
+
+
 @linear_p.def_impl
 def _linear_impl(*args: Any, jaxpr: Jaxpr, num_leaves: int, policy: Any, prevent_cse: Flags) -> list[Any]:
     del num_leaves, policy, prevent_cse
-    return eval_jaxpr(jaxpr, *args)
+    return eval_jaxpr(_without_repeats_cached(jaxpr), *args)
 
 
 @linear_p.def_effectful_abstract_eval
 def _linear_abstract_eval(*args: Any, jaxpr: Jaxpr, **_: Any) -> Any:
     del args
-    return [v.aval for v in jaxpr.outvars], positional_effects(jaxpr)
+    return [v.aval for v in jaxpr.outvars], positional_effects(_without_repeats_cached(jaxpr))
 
 
 # ------------------------------------------------------------------------------------------------------------------- jvp
@@ -87,7 +107,8 @@ def _linear_abstract_eval(*args: Any, jaxpr: Jaxpr, **_: Any) -> Any:
 def _check_effects(jaxpr: Jaxpr) -> None:
     if found := disallowed_effects(jaxpr):
         raise EffectError(
-            f"Effects not supported in AD of `checkpoint`/`remat`: {found}, in {jaxpr.debug_info.func_src_info}. A "
+            f"Effects not supported in partial-eval of `checkpoint`/`remat`: {found}, in "
+            f"{jaxpr.debug_info.func_src_info}. A "
             "checkpointed function may run again in the backward pass, and these effects may not. Cheapest fix: move "
             "the call that has the effect (io_callback, an ordered print) out of the checkpointed function."
         )
@@ -111,7 +132,7 @@ def _differentiate(
         *inputs, jaxpr=part.forward, policy=policy, prevent_cse=flags, differentiated=differentiated
     )
     num_outs = len(jaxpr.outvars)
-    outs, kept = results[:num_outs], results[num_outs:]
+    outs, kept = results[:num_outs], [results[i] for i in part.kept_results]
     leaves = [*(inputs[i] for i in part.leaves), *kept]
     # Where nothing runs again there is nothing that the compiler could merge or start too early.
     guard = any(flags) and part.recomputes
@@ -122,7 +143,7 @@ def _differentiate(
             *(t for t, nz in zip(tangents, nonzero, strict=True) if nz),
             jaxpr=part.linear,
             num_leaves=len(leaves),
-            policy=policy,
+            policy=policy_for_linear(policy, nonzero),
             prevent_cse=leaf_flags,
         )
         if any(part.nonzero_outs)
@@ -155,7 +176,7 @@ def _linear_jvp(primals: Any, tangents: Any, *, jaxpr: Jaxpr, num_leaves: int, p
         tangents_out = linear_p.bind(*leaves, *map(ad.instantiate_zeros, linear_tangents), **params)
         return outs, tangents_out
     flags = (*_flags(prevent_cse, num_leaves), *(any(_flags(prevent_cse, num_leaves)) for _ in linear_tangents))
-    return _differentiate(primals, tangents, jaxpr, policy, flags, False)
+    return _differentiate(primals, tangents, _without_repeats_cached(jaxpr), policy, flags, False)
 
 
 ad.primitive_jvps[linear_p] = _linear_jvp
@@ -164,13 +185,27 @@ ad.primitive_jvps[linear_p] = _linear_jvp
 # ------------------------------------------------------------------------------------------------------------- transpose
 
 
+class Backward(NamedTuple):
+    """A backward pass `(constants, leaves, cotangents) -> cotangents`, and which leaves and tangents it is for."""
+
+    jaxpr: Jaxpr
+    constants: tuple[Any, ...]
+    leaf_used: tuple[bool, ...]
+    differentiated: tuple[bool, ...]
+
+
 def _trace_backward(
-    jaxpr: Jaxpr, num_leaves: int, unknown: tuple[bool, ...], nonzero: tuple[bool, ...], dependence: bool
-) -> Any:
+    jaxpr: Jaxpr,
+    num_leaves: int,
+    unknown: tuple[bool, ...],
+    nonzero: tuple[bool, ...],
+    dependence: tuple[int, ...] | None,
+) -> Backward:
     """The backward pass of a linear part: `(leaves, cotangents) -> cotangents of the unknown tangents`.
 
-    `nonzero` marks the outputs that have a cotangent. What only the others need is dropped before. `dependence` makes the
-    reruns depend on the cotangents by data flow (see `_fence`).
+    `nonzero` marks the outputs that have a cotangent. What only the others need is dropped before. `dependence`, if not
+    `None`, makes the reruns depend on the cotangents by data flow, and the cotangents of these tangents, which earlier
+    stages wait for, on all others (see `_fence`).
     """
     pruned, used = dce(jaxpr, nonzero)
     leaf_used, tangent_used = used[:num_leaves], used[num_leaves:]
@@ -178,7 +213,7 @@ def _trace_backward(
     differentiated = [u and k for u, k in zip(tangent_used, unknown, strict=True)]
     leaf_avals = [v.aval for v, u in zip(jaxpr.invars[:num_leaves], leaf_used, strict=True) if u]
     ct_avals = [v.aval for v, nz in zip(jaxpr.outvars, nonzero, strict=True) if nz]
-    fenced = fence_points(pruned, len(leaf_avals)) if dependence else []
+    fenced = fence_points(pruned, len(leaf_avals)) if dependence is not None else []
 
     def backward(*args: Any) -> list[Any]:
         leaves, cts = list(args[: len(leaf_avals)]), args[len(leaf_avals) :]
@@ -196,14 +231,15 @@ def _trace_backward(
             return eval_jaxpr(pruned, *leaves, *tangents)
 
         avals = [a for a, d in zip(tangent_avals, differentiated, strict=True) if d]
-        return list(jax.linear_transpose(linear, *avals)(list(cts)))
+        in_cts = list(jax.linear_transpose(linear, *avals)(list(cts)))
+        positions = [i for i, d in enumerate(differentiated) if d]
+        return finish_before(in_cts, [p in (dependence or ()) for p in positions])
 
-    with jax.named_scope("rematted_computation"):
-        traced, consts = trace(backward, [*leaf_avals, *ct_avals], "checkpoint backward pass")
-    return hoist_constants(traced), tuple(consts), tuple(leaf_used), tuple(differentiated)
+    traced, consts = trace(backward, [*leaf_avals, *ct_avals], "checkpoint backward pass")
+    return Backward(traced, tuple(consts), tuple(leaf_used), tuple(differentiated))
 
 
-_trace_backward_cached = weakref_lru_cache(_trace_backward)
+_trace_backward_cached = cached_by_jaxpr(_trace_backward)
 
 
 def _linear_transpose(cts: Any, *args: Any, jaxpr: Jaxpr, num_leaves: int, policy: Any, prevent_cse: Flags) -> list[Any]:
@@ -212,22 +248,20 @@ def _linear_transpose(cts: Any, *args: Any, jaxpr: Jaxpr, num_leaves: int, polic
     nonzero = tuple(type(ct) is not Zero for ct in cts)
     if not any(nonzero):
         return [None] * num_leaves + [Zero(t.aval) if u else None for t, u in zip(tangents, unknown, strict=True)]
-    backward, consts, leaf_used, differentiated = _trace_backward_cached(
-        jaxpr, num_leaves, unknown, nonzero, getattr(policy, "fence", "barrier") == "dependence"
-    )
+    dependence = policy.carried if getattr(policy, "fence", "barrier") == "dependence" else None
+    backward = _trace_backward_cached(jaxpr, num_leaves, unknown, nonzero, dependence)
     flags = _flags(prevent_cse, num_leaves)
-    operands = [x for x, u in zip(leaves, leaf_used, strict=True) if u]
-    operand_flags = [f for f, u in zip(flags, leaf_used, strict=True) if u]
+    operand_flags = [f for f, u in zip(flags, backward.leaf_used, strict=True) if u]
     chosen_cts = [ct for ct, nz in zip(cts, nonzero, strict=True) if nz]
     results = iter(
         checkpoint_p.bind(
-            *consts,
-            *operands,
+            *backward.constants,
+            *(x for x, u in zip(leaves, backward.leaf_used, strict=True) if u),
             *chosen_cts,
-            jaxpr=backward,
+            jaxpr=backward.jaxpr,
             policy=policy,
             prevent_cse=(
-                *(False for _ in consts),
+                *(False for _ in backward.constants),
                 *operand_flags,
                 *(any(operand_flags) for _ in chosen_cts),
             ),
@@ -235,12 +269,43 @@ def _linear_transpose(cts: Any, *args: Any, jaxpr: Jaxpr, num_leaves: int, polic
         )
     )
     in_cts: list[Any] = [None] * num_leaves
-    for t, u, d in zip(tangents, unknown, differentiated, strict=True):
+    for t, u, d in zip(tangents, unknown, backward.differentiated, strict=True):
         in_cts.append(next(results) if d else Zero(t.aval) if u else None)
     return in_cts
 
 
 ad.primitive_transposes[linear_p] = _linear_transpose
+
+
+def _known_first(jaxpr: Jaxpr, unknown: tuple[bool, ...]) -> Jaxpr:
+    inputs = list(zip(jaxpr.invars, unknown, strict=True))
+    return new_jaxpr([*(v for v, u in inputs if not u), *(v for v, u in inputs if u)], jaxpr.outvars, jaxpr.eqns, jaxpr)
+
+
+_known_first_cached = weakref_lru_cache(_known_first)
+
+
+def _checkpoint_transpose(cts: Any, *args: Any, jaxpr: Jaxpr, prevent_cse: Flags, policy: Any, **_: Any) -> list[Any]:
+    """A checkpointed function that is linear in some arguments is the linear part of itself."""
+    unknown = tuple(ad.is_undefined_primal(x) for x in args)
+    order = sorted(range(len(args)), key=lambda i: unknown[i])
+    num_leaves = len(args) - sum(unknown)
+    flags = _flags(prevent_cse, len(args))
+    found = _linear_transpose(
+        cts,
+        *(args[i] for i in order),
+        jaxpr=_known_first_cached(jaxpr, unknown),
+        num_leaves=num_leaves,
+        policy=policy,
+        prevent_cse=tuple(flags[i] for i in order[:num_leaves]),
+    )
+    in_cts: list[Any] = [None] * len(args)
+    for i, ct in zip(order, found, strict=True):
+        in_cts[i] = ct
+    return in_cts
+
+
+ad.primitive_transposes[checkpoint_p] = _checkpoint_transpose
 
 
 # -------------------------------------------------------------------------------------------------------------- batching
@@ -286,7 +351,9 @@ def _dce_rule(used_outputs: list[bool], eqn: JaxprEqn) -> tuple[list[bool], Jaxp
     )
     if "num_leaves" in params:
         params["num_leaves"] = sum(used_inputs[:guarded])
-    effects = eqn_effects(pruned, invars)
+        params["policy"] = policy_without_tangents(params["policy"], used_inputs[guarded:])
+    runs = _without_repeats_cached(pruned) if eqn.primitive is linear_p else pruned
+    effects = eqn_effects(runs, invars)
     return used_inputs, new_eqn(invars, outvars, eqn.primitive, params, effects, eqn.source_info, eqn.ctx)
 
 
@@ -314,7 +381,16 @@ mlir.register_lowering(checkpoint_p, _checkpoint_lowering)
 
 def _linear_lowering(ctx: Any, *args: Any, jaxpr: Jaxpr, num_leaves: int, policy: Any, prevent_cse: Flags) -> Any:
     del num_leaves, policy, prevent_cse
-    return lower_inline(ctx, jaxpr, "checkpoint", *args)
+    return lower_inline(ctx, _without_repeats_cached(jaxpr), "checkpoint", *args)
 
 
 mlir.register_lowering(linear_p, _linear_lowering)
+
+
+# -------------------------------------------------------------------------------------- mutable references, key reuse
+
+register_discharge_rule(checkpoint_p)
+register_discharge_rule(linear_p)
+
+register_key_reuse_rule(checkpoint_p, lambda params: params["differentiated"])
+register_key_reuse_rule(linear_p, lambda params: True)

@@ -15,14 +15,29 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from autoremat._compat import DropVar, JaxprEqn, Var, name_p
-from autoremat.transform._jaxpr import is_var, live_eqns
+import jax.numpy as jnp
+from jax import lax
+
+from autoremat._compat import (
+    DropVar,
+    JaxprEqn,
+    Var,
+    effect_may_repeat,
+    is_debug_effect,
+    name_p,
+    new_var,
+)
+from autoremat.transform._jaxpr import is_var, live_eqns, traced_eqns
 
 RECURSE = object()
 
 
 class Decider(Protocol):
-    """Says what to keep."""
+    """Says what to keep.
+
+    A decider may also have a method `repeats(eqn)`: whether an equation with an effect that JAX allows to repeat (a debug
+    print) does so in the backward pass, although nothing there reads its outputs.
+    """
 
     def decide(self, eqn: JaxprEqn, wanted: Sequence[int], names: Sequence[frozenset[str]]) -> Any:
         """What to do with the outputs `wanted` (indices) of `eqn`, tagged with `names` (one set for each of them).
@@ -75,6 +90,7 @@ def tags_of(eqns: Sequence[JaxprEqn]) -> dict[Var, frozenset[str]]:
 def split_eqns(eqns: Sequence[JaxprEqn], demanded: Iterable[Any], decider: Decider) -> Split:
     """Split `eqns` for a backward pass that reads `demanded`. See the module's docstring."""
     tags = tags_of(eqns)
+    repeated = _repeated_effects(eqns, tags, decider)
     want = {v for v in demanded if is_var(v)}
     forward: list[JaxprEqn] = []
     rerun: list[JaxprEqn] = []
@@ -83,6 +99,9 @@ def split_eqns(eqns: Sequence[JaxprEqn], demanded: Iterable[Any], decider: Decid
         wanted = [i for i, v in enumerate(eqn.outvars) if v in want]
         if not wanted:
             forward.append(eqn)
+            if id(eqn) in repeated:
+                rerun.append(eqn)
+                want.update(v for v in eqn.invars if is_var(v))
             continue
         decision = decider.decide(eqn, wanted, [tags.get(eqn.outvars[i], frozenset()) for i in wanted])
         composite = None
@@ -104,7 +123,66 @@ def split_eqns(eqns: Sequence[JaxprEqn], demanded: Iterable[Any], decider: Decid
             want.update(v for v in again.invars if is_var(v))
     forward.reverse()
     rerun.reverse()
-    return Split(forward=forward, kept=kept, rerun=_without_kept(rerun, kept))
+    return Split(forward=_round_kept(forward, kept), kept=kept, rerun=_without_kept(rerun, kept))
+
+
+def _repeated_effects(eqns: Sequence[JaxprEqn], tags: dict[Var, frozenset[str]], decider: Decider) -> set[int]:
+    """The equations (by identity) whose effects happen in the backward pass too.
+
+    As in JAX: those that the policy does not save, and those whose inputs all run again anyway.
+    """
+    repeats = getattr(decider, "repeats", None)
+    effectful = [] if repeats is None else [e for e in eqns if _has_repeatable_effect(e)]
+    if not effectful:
+        return set()
+    made = {v: (e, i) for e in eqns for i, v in enumerate(e.outvars)}
+
+    def is_kept(v: Any) -> bool:
+        if not is_var(v) or v not in made:
+            return False
+        eqn, i = made[v]
+        decision = decider.decide(eqn, [i], [tags.get(v, frozenset())])
+        if eqn.primitive is name_p and not decision:
+            return is_kept(eqn.invars[0])
+        return decision is not RECURSE and i in decision
+
+    return {id(e) for e in effectful if repeats(e) or not any(is_kept(v) for v in e.invars)}
+
+
+def _has_repeatable_effect(eqn: JaxprEqn) -> bool:
+    if eqn.primitive.name in composite_rules:
+        return False
+    return any(is_debug_effect(e) for e in eqn.effects) and all(effect_may_repeat(e) for e in eqn.effects)
+
+
+def _round_kept(eqns: list[JaxprEqn], kept: Iterable[Var]) -> list[JaxprEqn]:
+    """Round low-precision values that are kept where they are made.
+
+    The compiler may carry a bf16 value in f32 from one operation to the next; a value that is stored loses that excess,
+    and then the forward and the backward pass would read different numbers. JAX guards its residuals in the same way.
+    """
+    narrow = {v for v in kept if _is_narrow_float(v.aval)}
+    if not narrow:
+        return eqns
+    result: list[JaxprEqn] = []
+    for eqn in eqns:
+        outvars = [new_var(o.aval) if o in narrow else o for o in eqn.outvars]
+        result.append(eqn if outvars == list(eqn.outvars) else eqn.replace(outvars=outvars))
+        for raw, v in zip(outvars, eqn.outvars, strict=True):
+            if raw is not v:
+                result += _rounding(raw, v)
+    return result
+
+
+def _is_narrow_float(aval: Any) -> bool:
+    dtype = getattr(aval, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
+
+
+def _rounding(raw: Var, v: Var) -> list[JaxprEqn]:
+    info = jnp.finfo(raw.aval.dtype)
+    eqns, (out,) = traced_eqns(lambda x: [lax.reduce_precision(x, info.nexp, info.nmant)], [raw], "round residual")
+    return [*eqns[:-1], eqns[-1].replace(outvars=[v if o is out else o for o in eqns[-1].outvars])]
 
 
 def _without_kept(rerun: Sequence[JaxprEqn], kept: dict[Var, str]) -> list[JaxprEqn]:
@@ -119,5 +197,5 @@ def _without_kept(rerun: Sequence[JaxprEqn], kept: dict[Var, str]) -> list[Jaxpr
 
 
 def prune(eqns: Sequence[JaxprEqn], outs: Iterable[Any]) -> list[JaxprEqn]:
-    """The equations that `outs` need; effects do not run again."""
-    return live_eqns(eqns, outs, effects=False)
+    """The equations of a rerun that `outs` need, and those whose effects are meant to repeat."""
+    return live_eqns(eqns, outs)

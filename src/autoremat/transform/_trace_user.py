@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,8 @@ import jax
 from autoremat._compat import (
     ConcretizationTypeError,
     Jaxpr,
+    Tracer,
     debug_info,
-    hoist_constants,
     trace_user,
     typeof,
     weakref_lru_cache,
@@ -124,6 +125,18 @@ def bind_call(
     return Call(tuple(leaves), tree, static_args, static_kwargs, len(args))
 
 
+def _check_outputs(fun: Callable[..., Any], outs: Sequence[Any], tree: Any, what: str) -> None:
+    for i, x in enumerate(outs):
+        try:
+            typeof(x)
+        except TypeError:
+            path, _ = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(tree, range(len(outs))))[0][i]
+            raise TypeError(
+                f"function {fun} traced for {what} returned a value of type {type(x)} at output component "
+                f"{jax.tree_util.keystr(path) or 'result'}, which is not a valid JAX type"
+            ) from None
+
+
 def _trace_call(
     fun: Callable[..., Any], tree: Any, static_args: Any, static_kwargs: Any, num_args: int, avals: Any, what: str
 ) -> tuple[Jaxpr, tuple[Any, ...], Any]:
@@ -133,6 +146,7 @@ def _trace_call(
         nonlocal out_tree
         args, kwargs = _rebuild(tree, static_args, static_kwargs, num_args, leaves)
         outs, out_tree = jax.tree.flatten(fun(*args, **kwargs))
+        _check_outputs(fun, outs, out_tree, what)
         return outs
 
     statics = dict(static_args)
@@ -147,23 +161,44 @@ def _trace_call(
         if f"for {what}" in message:
             error.args = (message + _STATIC_HINT,)
         raise
-    return hoist_constants(jaxpr), tuple(consts), out_tree
+    return jaxpr, tuple(consts), out_tree
 
 
-_trace_call_cached = weakref_lru_cache(_trace_call)
+def _trace_call_weakly(*args: Any) -> tuple[Jaxpr, tuple[Any, ...], Any]:
+    """As `_trace_call`, without a hold on the tracers that `fun` closes over: no cache may keep a trace alive."""
+    jaxpr, consts, out_tree = _trace_call(*args)
+    return jaxpr, tuple(weakref.ref(c) if isinstance(c, Tracer) else c for c in consts), out_tree
+
+
+_trace_call_cached = weakref_lru_cache(_trace_call_weakly)
 
 
 def trace_call(fun: Callable[..., Any], call: Call, what: str) -> tuple[Jaxpr, tuple[Any, ...], Any]:
     """Trace `fun` for the avals of a call.
 
     Returns a jaxpr `(constants, leaves) -> outs`, the values of the constants, and the tree of the output. The
-    trace is cached on the identity of `fun`, for as long as `fun` lives.
+    trace is cached on the identity of `fun`, for as long as `fun` lives, and so does what it closes over.
     """
     avals = tuple(typeof(x) for x in call.leaves)
     key = (call.tree, call.static_args, call.static_kwargs, call.num_args, avals, what)
-    try:
-        return _trace_call_cached(fun, *key)
-    except TypeError as error:
-        if "weak reference" not in str(error) and "unhashable" not in str(error):
-            raise
+    if not _can_be_cached(fun, key):
         return _trace_call(fun, *key)
+    for _ in range(2):
+        jaxpr, weak_consts, out_tree = _trace_call_cached(fun, *key)
+        consts = tuple(c() if isinstance(c, weakref.ref) else c for c in weak_consts)
+        if all(c is not None for c in consts):
+            return jaxpr, consts, out_tree
+        _trace_call_cached.evict_weakref(fun)  # it closed over a tracer of a trace that has ended
+    return _trace_call(fun, *key)
+
+
+def _can_be_cached(fun: Callable[..., Any], key: tuple[Any, ...]) -> bool:
+    _, static_args, static_kwargs, *_ = key
+    if any(isinstance(s.value, Tracer) for _, s in (*static_args, *static_kwargs)):
+        return False
+    try:
+        weakref.ref(fun)
+        hash((fun, key))
+    except TypeError:
+        return False
+    return True

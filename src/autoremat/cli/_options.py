@@ -1,0 +1,44 @@
+"""The options that commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import click
+
+from autoremat.cli._input import Example, Spec, load_example, read_argnums, read_spec
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+spec_argument = click.argument("spec", callback=read_spec, metavar="FILE.py:NAME")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object, nothing else, to stdout."
+)
+target_option = click.option(
+    "--target", metavar="NAME", help="Where it will run; left out, this machine's backend."
+)
+
+
+def gradient_options(command: F) -> F:
+    """`--argnums` and `--has-aux`. Left out, what NAME returns holds."""
+    command = click.option(
+        "--argnums",
+        callback=read_argnums,
+        metavar="N[,N...]",
+        help="The arguments to differentiate, as in jax.grad: 0, or 0,2.  [default: 0]",
+    )(command)
+    return click.option(
+        "--has-aux", is_flag=True, help="The function returns (loss, auxiliary data), as in jax.grad."
+    )(command)
+
+
+def load(spec: Spec, argnums: int | tuple[int, ...] | None, *, has_aux: bool) -> Example:
+    """The example, with what the command line says about it."""
+    example = load_example(spec)
+    return replace(
+        example,
+        argnums=example.argnums if argnums is None else argnums,
+        has_aux=example.has_aux or has_aux,
+    )

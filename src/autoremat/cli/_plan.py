@@ -1,0 +1,80 @@
+"""`autoremat plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from autoremat.cli._input import Spec
+from autoremat.cli._options import gradient_options, json_option, load, spec_argument, target_option
+from autoremat.cli._output import Output, check_out, writing
+from autoremat.plan import plan
+from autoremat.plan._plan import summarize
+from autoremat.report import plan_report
+
+
+@click.command("plan")
+@spec_argument
+@click.option(
+    "--budget", required=True, metavar="SIZE", help='Of the compiled peak: "12GiB", "800MB", "50%".'
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="PLAN.json", help="Save the plan to this file."
+)
+@click.option("--force", is_flag=True, help="Overwrite the file of --out.")
+@gradient_options
+@target_option
+@click.option(
+    "--effort",
+    type=click.Choice(["fast", "balanced"]),
+    default="balanced",
+    show_default=True,
+    help="fast tries one way to stage the program, balanced all promising ones.",
+)
+@json_option
+def plan_command(
+    *,
+    spec: Spec,
+    budget: str,
+    out: Path | None,
+    force: bool,
+    argnums: int | tuple[int, ...] | None,
+    has_aux: bool,
+    target: str | None,
+    effort: str,
+    as_json: bool,
+) -> None:
+    """Find what to keep and what to recompute so that a gradient fits a budget.
+
+    NAME in FILE.py is a function without arguments that returns the function to differentiate and its example arguments:
+    `return loss, (params, batch)`. The plan is checked against the compiled program. In your program:
+
+    \b
+        plan = autoremat.Plan.load("plan.json")
+        loss = plan.apply(loss)
+        step = jax.jit(step, compiler_options=plan.compiler_options)
+    """
+    output = Output(as_json=as_json)
+    check_out(out, force=force)
+    with output.quiet(), output.progress() as progress:
+        example = load(spec, argnums, has_aux=has_aux)
+        result = plan(
+            example.fun,
+            *example.args,
+            budget=int(budget) if budget.strip().isdecimal() else budget,
+            argnums=example.argnums,
+            has_aux=example.has_aux,
+            target=target,
+            effort=effort,
+            progress=progress,
+        )
+    data: dict[str, Any] = summarize(result)
+    output.show(plan_report(data))
+    if out is not None:
+        with writing(out):
+            result.save(out)
+        data["wrote"] = str(out)
+        output.say(f"Wrote {out}")
+    output.finish(data)

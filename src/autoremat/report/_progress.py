@@ -1,0 +1,99 @@
+"""What is going on, on stderr: a line that moves while something is compiled, a line that stays when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import IO, Protocol, Self, TypeVar
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from autoremat.report._format import seconds_text, size_text
+from autoremat.report._terminal import terminal
+
+T = TypeVar("T")
+
+
+class Compiled(Protocol):
+    """What is known of a compiled program."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Its compiled peak, in bytes."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """How long the compiler took."""
+        ...
+
+
+class TerminalProgress:
+    """Progress for a person; a context manager, so that an error leaves the terminal as it was.
+
+    A terminal sees what is being compiled and for how long; a log sees the finished lines only.
+    """
+
+    def __init__(self, file: IO[str] | None = None) -> None:
+        self.console: Console = terminal(file, stderr=file is None)
+        self._live: Progress | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def compiling(self, what: str) -> None:
+        """A compilation starts."""
+        self._start(SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        self._task(f"Compiling {what}", None)
+
+    def compiled(self, what: str, use: Compiled) -> None:
+        """It ended."""
+        self.stop()
+        self.console.print(f"Compiled {what}: peak {size_text(use.peak_bytes)}, {seconds_text(use.seconds)}")
+
+    def over(self, items: Iterable[T], what: str, total: int) -> Iterator[T]:
+        """The items, with a bar that shows how many of `total` are done."""
+        self._start(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        task = self._task(what, total)
+        for item in items:
+            yield item
+            if self._live is not None:
+                self._live.advance(task)
+        self.stop()
+
+    def stop(self) -> None:
+        """Take the moving line away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _start(
+        self, *columns: SpinnerColumn | TextColumn | BarColumn | MofNCompleteColumn | TimeElapsedColumn
+    ) -> None:
+        self.stop()
+        disabled = not self.console.is_terminal
+        self._live = Progress(*columns, console=self.console, transient=True, disable=disabled)
+        self._live.start()
+
+    def _task(self, what: str, total: int | None) -> TaskID:
+        assert self._live is not None
+        return self._live.add_task(what, total=total)
