@@ -3,7 +3,7 @@
     python examples/seed.py
 
 Prints `True`, as the gradients are equal, and what is kept for the backward pass: with the policy
-`dots_with_no_batch_dims_saveable` the outputs of the matrix products, and nothing of the sines.
+`dots_with_no_batch_dims_saveable` the inputs of each block and the output of its matrix product, and no cosine.
 """
 
 import jax

@@ -2,7 +2,7 @@
 
     graph <- cost <- solve <- plan <- cli      graph (its tracer aside), cost, solve and report know no JAX
     transform, storage, measure                JAX lives here, and behind one file, _compat.py
-    report                                     views of plain data
+    report                                     views of plain data: plan shows a plan with it, cli everything
 
 The tables below say the same to the test.
 """
@@ -31,7 +31,7 @@ LAYERS: dict[str, set[str]] = {
     "storage": set(),
     "transform": {"graph", "cost", "solve", "storage"},
     "measure": {"graph", "cost"},
-    "plan": {"graph", "cost", "solve", "storage", "transform", "measure"},
+    "plan": {"graph", "cost", "solve", "storage", "transform", "measure", "report"},
     "report": {"graph", "cost", "solve"},
     "cli": {"graph", "cost", "solve", "storage", "transform", "measure", "plan", "report"},
 }

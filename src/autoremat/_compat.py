@@ -6,8 +6,9 @@ Each shim says for which versions it is, and when it can go. Supported: JAX 0.10
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 from jax import ad_checkpoint as _ad_checkpoint
@@ -35,9 +36,15 @@ try:  # JAX >= 0.12 describes the operands of a scan by flat trees; drop when th
 except ImportError:
     _flattree = None
 
-Jaxpr = jex.Jaxpr
-JaxprEqn = jex.JaxprEqn
-Var = jex.Var
+if TYPE_CHECKING:
+    # JAX annotates these too widely to be of use (an equation reads "atoms" of "abstract values").
+    Jaxpr: TypeAlias = Any
+    JaxprEqn: TypeAlias = Any
+    Var: TypeAlias = Any
+else:
+    Jaxpr = jex.Jaxpr
+    JaxprEqn = jex.JaxprEqn
+    Var = jex.Var
 Literal = jex.Literal
 DropVar = jex.DropVar
 Primitive = jex.Primitive
@@ -46,6 +53,9 @@ Zero = ad.Zero
 
 name_p = jex.primitives.name_p
 remat_p = jex.primitives.remat_p
+
+# Lines of this package are no lines of the user's: sources in messages skip them, as they skip JAX's own.
+_source_info_util.register_exclusion(os.path.dirname(__file__))
 
 Saveable = _ad_checkpoint.Saveable
 Recompute = _ad_checkpoint.Recompute
@@ -379,6 +389,16 @@ def in_scope(eqn: JaxprEqn, name: str) -> JaxprEqn:
 def source_of(eqn: JaxprEqn) -> str:
     """`file:line:column (function)` of the user's code that made the equation."""
     return _source_info_util.summarize(eqn.source_info)
+
+
+def with_source_of(eqn: JaxprEqn, call: JaxprEqn) -> JaxprEqn:
+    """`eqn` as it is if the user's code made it; otherwise with the source of the call that it stands in.
+
+    What a function of JAX runs inside (`jnp.where`) comes from no line of the user's.
+    """
+    if _source_info_util.user_frame(eqn.source_info.traceback) is not None:
+        return eqn
+    return eqn.replace(source_info=eqn.source_info.replace(traceback=call.source_info.traceback))
 
 
 def short_aval(aval: Any) -> str:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -26,11 +27,12 @@ from jax.ad_checkpoint import checkpoint_name
 import autoremat as ar
 from autoremat._compat import Literal, Primitive, ad, mlir, new_jaxpr, open_jaxpr
 from autoremat.cost import device
+from autoremat.graph import fingerprint
 from autoremat.solve import Assignment, Problem, close, evaluate, frontier, pareto
-from autoremat.transform._jaxpr import inline_calls, is_var
+from autoremat.transform._jaxpr import is_var
 from autoremat.transform._linearize import Joint, linearize
 from autoremat.transform._partition import Partition, emit
-from autoremat.transform._planned import JointProblem, pose
+from autoremat.transform._planned import JointProblem, PlannedPolicy, joint_graph, planned_policy, pose
 from autoremat.transform._split import split_eqns
 from support.graphs import hull
 
@@ -194,14 +196,10 @@ def arguments() -> tuple[Any, ...]:
 def joint_of(fun: Callable[..., Any]) -> Joint:
     """The joint program of `fun` in its first two arguments."""
     opened, consts = open_jaxpr(jax.make_jaxpr(fun)(*arguments()))
-    inlined, hoisted = inline_calls(opened)
     assert not consts
-    # What is hoisted is a constant of the program: made an argument here, like those of the user's functions.
-    fixed = dict(zip(inlined.invars[: len(hoisted)], hoisted, strict=True))
-    assert not fixed
-    return linearize(
-        new_jaxpr(inlined.invars, inlined.outvars, inlined.eqns, inlined), (True, True, False, False)
-    )
+    joint = linearize(opened, (True, True, False, False))
+    # Parameters of its own for each equation: by them it is recognized (see `Counted`).
+    return replace(joint, forward_eqns=tuple(e.replace(params=dict(e.params)) for e in joint.forward_eqns))
 
 
 # ---------------------------------------------------------------------------------------------- all plans of a problem
@@ -295,12 +293,13 @@ def measured_bytes(x: Any) -> int:
 
 @dataclass
 class Case:
-    """A posed joint program with arguments, and what it computes without a split."""
+    """A posed joint program (of the first `length` instructions) with arguments, and what it computes without a split."""
 
     joint: Joint
     posed: JointProblem
     free: tuple[bool, ...]
     args: tuple[Any, ...]
+    length: int = 0
 
     def __post_init__(self) -> None:
         self.counted = Counted(self.joint)
@@ -330,9 +329,9 @@ class Case:
         extra = sum(problem.op_cost[j] * (n - 1) for j, n in (forward + again).items())
         assert says.cost == extra + sum(problem.storages[v][s].cost for v, s in keep.items())
         assert says.nbytes == self.waiting(part, kept) - self.paid_elsewhere(keep)
-        for got, want in zip([*results, *tangents_out], [*self.outs, *self.tangents_out], strict=False):
-            _assert_identical(got, want)
-        assert len(tangents_out) == len(self.tangents_out)
+        want = (*self.outs, *self.tangents_out)
+        for a, b in zip([*results[: len(self.outs)], *tangents_out], want, strict=True):
+            _assert_identical(a, b)
 
     def waiting(self, part: Partition, kept: Sequence[Any]) -> int:
         """Bytes that wait for the backward pass and would not be there anyway."""
@@ -361,11 +360,10 @@ def build_case(
     while True:
         joint = joint_of(as_function(program, more))
         if len(joint.forward_eqns) <= MAX_OPS:
-            chosen = (*free, *(True for _ in range(len(joint.like.invars) - len(free))))
-            posed = pose(joint, device("cpu"), chosen, range(len(joint.outs)) if shared else ())
+            posed = pose(joint, device("cpu"), free, range(len(joint.outs)) if shared else ())
             keeps = list(every_keep_set(posed.problem, MAX_PLANS + 1))
             if len(keeps) <= MAX_PLANS:
-                return Case(joint, posed, chosen, arguments()), keeps
+                return Case(joint, posed, free, arguments(), len(program)), keeps
         program = program[:-1]
 
 
@@ -404,14 +402,17 @@ def check_frontier(problem: Problem, plans: dict[tuple[tuple[int, int], ...], tu
 
 # ------------------------------------------------------------------------------------------------------------------ tests
 
-_small = st.integers(0, 5)
+_recent = st.sampled_from([0, 0, 0, 1, 1, 2, 3, 5])
 programs: st.SearchStrategy[Program] = st.lists(
-    st.tuples(st.sampled_from(sorted(_INSTRUCTIONS)), _small, _small, _small), min_size=2, max_size=9
+    st.tuples(st.sampled_from(sorted(_INSTRUCTIONS)), _recent, _recent, st.integers(0, 5)),
+    min_size=3,
+    max_size=10,
 ).map(tuple)
 _frees = st.tuples(*(st.sampled_from([True, True, False]) for _ in range(4)))
 
 _RICH: Program = (
     ("sincos", 0, 0, 1),
+    ("binary", 0, 1, 0),
     ("compare", 0, 0, 1),
     ("random", 0, 0, 0),
     ("scale", 0, 0, 0),
@@ -419,14 +420,12 @@ _RICH: Program = (
 )
 
 
-@settings(max_examples=20)
-@example(program=_RICH, more=True, free=(True, False, False, True), shared=False)
+@example(program=_RICH, more=True, free=(False, True, False, True), shared=False)
 @given(program=programs, more=st.booleans(), free=_frees, shared=st.booleans())
 def test_every_plan_is_what_the_judge_says(program: Program, more: bool, free: Any, shared: bool) -> None:
     check_program(program, more, free, shared)
 
 
-@settings(max_examples=20)
 @given(program=programs)
 def test_the_joint_program_is_the_derivative(program: Program) -> None:
     """The programs above compare plans with the unsplit joint program; here that is compared with JAX."""
@@ -442,9 +441,41 @@ def test_the_joint_program_is_the_derivative(program: Program) -> None:
         np.testing.assert_array_equal(tangent, 0)
 
 
+@dataclass(frozen=True)
+class Exactly:
+    """A plan that must not fall back on its price: the joint program is the one that it was made for."""
+
+    plan: PlannedPolicy
+
+    def decider(self, joint: Joint) -> Any:
+        graph, _ = joint_graph(joint, [True] * len(joint.like.invars))
+        assert fingerprint(graph) == self.plan.fingerprint
+        return self.plan.decider(joint)
+
+
+@settings(max_examples=10)
+@given(program=programs)
+def test_plans_on_the_frontier_have_the_gradient_of_the_function(program: Program) -> None:
+    case, _ = build_case(program, False, (True,) * 4, False)
+    fun = as_function(program[: case.length], False)
+    x, y, *rest = arguments()
+
+    def pulled(f: Callable[..., Any]) -> Any:
+        out, pull = jax.vjp(lambda x, y: f(x, y, *rest), x, y)
+        return pull(jnp.cos(out))
+
+    want = pulled(fun)
+    points = frontier(case.posed.problem).points
+    for point in {points[0].nbytes: points[0], points[-1].nbytes: points[-1]}.values():
+        policy = Exactly(planned_policy(case.posed, point, Fraction(0), "cpu"))
+        got = pulled(ar.checkpoint(fun, policy=policy))
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 def test_the_generator_reaches_what_matters() -> None:
     """Packed storage, values that come in pairs, what may not run twice, open inputs, derivative-only operations."""
-    case, keeps = build_case(_RICH, True, (True, False, False, True), False)
+    case, keeps = build_case(_RICH, True, (False, True, False, True), False)
     problem = case.posed.problem
     graph = problem.graph
     assert any(problem.storages[v][s].name == "packed" for keep in keeps for v, s in keep.items())

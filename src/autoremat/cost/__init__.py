@@ -6,6 +6,7 @@ from autoremat.cost._annotate import op_picoseconds as op_picoseconds
 from autoremat.cost._devices import DEVICES as DEVICES
 from autoremat.cost._devices import Device as Device
 from autoremat.cost._devices import device as device
+from autoremat.cost._devices import device_for_backend as device_for_backend
 from autoremat.cost._devices import picoseconds as picoseconds
 from autoremat.cost._devices import seconds as seconds
 from autoremat.cost._model import Cost as Cost

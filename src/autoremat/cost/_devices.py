@@ -58,6 +58,14 @@ def device(name: str) -> Device:
     return found
 
 
+_TYPICAL = {"gpu": "gpu:h100", "cuda": "gpu:h100", "rocm": "gpu:h100", "tpu": "tpu:v5e"}
+
+
+def device_for_backend(backend: str) -> Device:
+    """Return the device whose rates stand for a JAX backend (`"cpu"`, `"gpu"`, `"tpu"`) of which no more is known."""
+    return device(_TYPICAL.get(backend, backend))
+
+
 def seconds(cost: Cost, device: Device, dtype: str = "float32", *, fusible: bool = False) -> float:
     """Return the seconds that `cost` takes on `device`: a roofline.
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import jax
 
 from autoremat._compat import Jaxpr, eval_jaxpr
-from autoremat.cost import Device, device
+from autoremat.cost import Device, device_for_backend
 from autoremat.measure import MemoryUse, compile_memory
 from autoremat.plan._path import Path, build_path
 from autoremat.plan._rewrite import Decisions, decide, rewrite
@@ -108,7 +108,7 @@ class Candidates:
     @property
     def device(self) -> Device:
         """The device whose rates price recomputation."""
-        return target_device(self.target)
+        return device_for_backend(self.target)
 
     def variants(self) -> Iterator[Variant]:
         """The candidate ways to stage the program, the most promising first; each is built when it is asked for."""
@@ -185,26 +185,25 @@ def evaluate_with(program: Jaxpr, constants: tuple[Any, ...], out_tree: Any, nam
     return planned
 
 
-def target_device(target: str) -> Device:
-    """The device table's entry for a backend; a GPU whose model is not known counts as an H100."""
-    generic = {"gpu": "gpu:h100", "cuda": "gpu:h100", "tpu": "tpu:v5e"}
-    return device(generic.get(target, target))
-
-
 def build_variants(traced: Traced, on: Device) -> Iterator[Variant]:
     """Cut the program into stages in each promising way, solve the stages, and order the plans."""
     builder = Builder(on)
     active = set(traced.differentiated)
     # Everything that the caller passes in is alive until the gradient is done.
     free = set(traced.jaxpr.invars)
-    first = True
+    seen: set[Any] = set()
     for name, spans in partitions(traced.jaxpr, active):
-        program, _ = builder.program(traced.jaxpr, spans, active, free, 1, "")
-        if not any(True for _ in program.stages()):
-            continue
-        path = build_path(program)
-        yield Variant(name, "dependence", path)
-        # Inside a loop no fence is needed; where there is nothing else, the two kinds give one program.
-        if first and any(isinstance(node, Stage) and node.options[-1].policy for node in program.nodes):
-            yield Variant(name, "barrier", path)
-        first = False
+        for halve in (False, True) if any(s.loop for s in spans) else (False,):
+            builder.halve_loops = halve
+            program, _ = builder.program(traced.jaxpr, spans, active, free, 1, "")
+            shape = tuple((s.label, s.trips) for s in program.stages())
+            if not shape or shape in seen:
+                continue
+            first = not seen
+            seen.add(shape)
+            path = build_path(program)
+            label = f"{name}, loop bodies in two stages" if halve else name
+            yield Variant(label, "dependence", path)
+            # Inside a loop no barrier is needed; where there is nothing else, the two kinds give one program.
+            if first and any(isinstance(node, Stage) and node.options[-1].policy for node in program.nodes):
+                yield Variant(label, "barrier", path)

@@ -73,21 +73,13 @@ class Plan:
         Raises `PlanMismatchError`, when it is called, if `fun` is not the function that the plan was made for, or the
         arguments have other shapes.
         """
-        programs: dict[Any, Callable[..., Any]] = {}
 
         @functools.wraps(fun)
         def planned(*args: Any, **kwargs: Any) -> Any:
             traced = trace(fun, args, (), kwargs)
             if traced.fingerprint != self.fingerprint:
                 raise PlanMismatchError(_mismatch(self, traced.graph, traced.name))
-            # Constants may be tracers of the caller's trace, so only programs without any are remembered.
-            key = None if traced.constants else (traced.fingerprint, id(traced.jaxpr))
-            if key is None:
-                return planned_function(traced, self.decisions)(*args, **kwargs)
-            if key not in programs:
-                programs.clear()
-                programs[key] = planned_function(traced, self.decisions)
-            return programs[key](*args, **kwargs)
+            return planned_function(traced, self.decisions)(*args, **kwargs)
 
         return planned
 

@@ -134,7 +134,9 @@ def _decide(program: Program, choice: Iterator[int], fence: str) -> Decisions:
             if policy is not None:
                 result.append(Block(node.span.start, node.span.stop, replace(policy, fence=fence)))
         else:
-            body = _decide(node.body, choice, "none")
+            # A loop's backward pass is a computation of its own; only stages inside one iteration wait for each other.
+            several = sum(isinstance(n, Stage) for n in node.body.nodes) > 1
+            body = _decide(node.body, choice, "dependence" if several else "none")
             if body:
                 result.append(LoopBlock(node.index, body))
     return tuple(result)

@@ -13,7 +13,7 @@ borders are places that little crosses: the residual stream between two layers. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,8 @@ from autoremat.graph._trace import aval_size, trace_graph
 from autoremat.transform._jaxpr import free_vars, is_var, subjaxprs
 
 
-MAX_UNITS = 128
-"""Units among which the grouping with the lowest peak is sought; more are joined to even shares first."""
+MAX_PIECES = 128
+"""Pieces among which the partition with the lowest peak is sought; more are joined to even shares first."""
 
 _DEAR = frozenset({"dot_general", "ragged_dot", "ragged_dot_general", "conv_general_dilated", "scan", "while", "pallas_call"})
 
@@ -58,14 +58,21 @@ def is_loop(eqn: JaxprEqn, active: set[Var]) -> bool:
     return eqn.primitive.name == "scan" and eqn.params["length"] > 1 and any(v in active for v in eqn.outvars)
 
 
-def crossings(jaxpr: Jaxpr, active: set[Var]) -> tuple[list[int], list[int]]:
-    """For each position, how many activations cross it, and their bytes. Position k is before equation k."""
+def crossings(jaxpr: Jaxpr, active: set[Var], streams: Collection[Var] = ()) -> tuple[list[int], list[int]]:
+    """For each position, how many activations cross it, and their bytes. Position k is before equation k.
+
+    `streams` are inputs that count as activations from their first to their last use: what a loop carries, or the batch that
+    the first layers read.
+    """
     n = len(jaxpr.eqns)
     made = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars if not isinstance(v, DropVar)}
     last: dict[Var, int] = {}
     for i, eqn in enumerate(jaxpr.eqns):
         for v in eqn.invars:
-            if is_var(v) and v in made and v in active:
+            if is_var(v) and v in streams:
+                made.setdefault(v, i)
+                last[v] = i
+            elif is_var(v) and v in made and v in active:
                 last[v] = i
     counts, sizes = [0] * (n + 2), [0] * (n + 2)
     for v, end in last.items():
@@ -97,9 +104,19 @@ def _produced(eqns: Sequence[JaxprEqn]) -> int:
     return sum(nbytes(v) for e in eqns for v in e.outvars if not isinstance(v, DropVar))
 
 
-def units(jaxpr: Jaxpr, active: set[Var]) -> list[Span]:
-    """The finest stages that make sense, in program order. See the module's docstring."""
-    counts, sizes = crossings(jaxpr, active)
+def batch_streams(jaxpr: Jaxpr, active: set[Var]) -> set[Var]:
+    """Inputs without a tangent that only the first part of a program reads: the batch, not a mask that every layer reads."""
+    uses: dict[Var, list[int]] = {v: [] for v in jaxpr.invars if v not in active}
+    for i, eqn in enumerate(jaxpr.eqns):
+        for v in eqn.invars:
+            if is_var(v) and v in uses:
+                uses[v].append(i)
+    return {v for v, at in uses.items() if at and at[-1] < len(jaxpr.eqns) / 3}
+
+
+def units(jaxpr: Jaxpr, active: set[Var], streams: Collection[Var] = ()) -> list[Span]:
+    """The finest stages that make sense, in program order. See the module's docstring and `crossings`."""
+    counts, sizes = crossings(jaxpr, active, streams)
     total = max(1, _produced(jaxpr.eqns))
     is_work = _work_of(jaxpr)
     spans: list[Span] = []
@@ -186,6 +203,23 @@ def subjaxpr(jaxpr: Jaxpr, span: Span, later: set[Any]) -> Jaxpr:
     return new_jaxpr(free_vars(eqns), outs, eqns, jaxpr)
 
 
+def halves(jaxpr: Jaxpr, active: set[Var], carried: Collection[Var], length: int) -> list[Span]:
+    """The body of a loop of so many iterations in two stages, cut where it helps most.
+
+    What crosses the cut is kept for every iteration; what is gained is that only one stage works at a time.
+    """
+    sizes = crossings(jaxpr, active, carried)[1]
+    made = [_produced([eqn]) for eqn in jaxpr.eqns]
+    whole = sum(made)
+    best, least, before = 0, whole, 0
+    for k in range(1, len(made)):
+        before += made[k - 1]
+        need = length * sizes[k] + max(before, whole - before)
+        if need < least:
+            best, least = k, need
+    return [Span(0, best), Span(best, len(made))] if best else [Span(0, len(made))]
+
+
 def signature(jaxpr: Jaxpr) -> str:
     """A name for the structure of a sub-program."""
     graph, _ = trace_graph(jaxpr, source_of=lambda eqn: "")
@@ -194,16 +228,19 @@ def signature(jaxpr: Jaxpr) -> str:
 
 def groupings(jaxpr: Jaxpr, active: set[Var]) -> list[tuple[str, list[Span]]]:
     """Candidate partitions into stages, the most promising first, each with a name for reports."""
-    spans = units(jaxpr, active)
+    spans = units(jaxpr, active, batch_streams(jaxpr, active))
     found: list[tuple[str, list[Span]]] = []
-    repetition = find_repetition(jaxpr, crossings(jaxpr, active)[1])
+    sizes = crossings(jaxpr, active)[1]
+    repetition = find_repetition(jaxpr, sizes)
     if repetition is not None and not any(s.loop for s in spans):
         for layers in (1, 2, 4):
             if layers == 1 or repetition.repeats >= 2 * layers:
                 name = "one stage a layer" if layers == 1 else f"one stage per {layers} layers"
                 found.append((name, _by_repetition(spans, repetition, layers)))
-    lowest = ("lowest estimated peak", _lowest_peak(jaxpr, spans, crossings(jaxpr, active)[1], _work_of(jaxpr)))
-    found += [("one stage a unit", spans), lowest] if repetition is not None else [lowest, ("one stage a unit", spans)]
+    found.append(("one stage a unit", spans))
+    if not any(s.loop for s in spans):
+        lowest = ("lowest estimated peak", _lowest_peak(jaxpr, active, sizes))
+        found.insert(len(found) if repetition is not None else 0, lowest)
     for shares in (8, 4):
         found.append((f"{shares} even stages", _even(jaxpr, spans, shares)))
     unique: list[tuple[str, list[Span]]] = []
@@ -298,69 +335,99 @@ def _join(spans: Sequence[Span]) -> list[Span]:
     return [Span(spans[0].start, spans[-1].stop)]
 
 
-def _lowest_peak(
-    jaxpr: Jaxpr, spans: Sequence[Span], sizes: Sequence[int], is_work: Callable[[JaxprEqn], bool]
-) -> list[Span]:
-    """The grouping of units whose estimated peak is lowest if every stage keeps its border and nothing else.
+def _lowest_peak(jaxpr: Jaxpr, active: set[Var], sizes: Sequence[int]) -> list[Span]:
+    """The partition whose estimated peak is lowest if every stage keeps its border and nothing else.
 
     While a stage runs backward, the borders before it and its own working set are alive; later borders are gone.
     """
-    if any(s.loop for s in spans):
-        return list(spans)
-    units = _even(jaxpr, spans, MAX_UNITS) if len(spans) > MAX_UNITS else list(spans)
-    works = [_materialized(jaxpr, s, is_work) for s in units]
-    borders = [0, *(sizes[s.start] for s in units[1:])]
-    low, high = 0, sum(borders) + sum(map(_working_set, works)) + 1
-    best = units
+    pieces = _pieces(jaxpr, sizes)
+    if len(pieces) > MAX_PIECES:
+        pieces = _even(jaxpr, pieces, MAX_PIECES)
+    estimate = _PeakEstimate.of(jaxpr, active, pieces)
+    low, high = 0, estimate.most() + 1
+    best = estimate.groups_below(high) or [(0, len(pieces))]
     while high - low > high // 256:
         middle = (low + high) // 2
-        groups = _groups_below(middle, works, borders)
+        groups = estimate.groups_below(middle)
         if groups is None:
             low = middle
         else:
-            high = middle
-            best = [Span(units[a].start, units[b - 1].stop) for a, b in groups]
-    return best
+            high, best = middle, groups
+    return [Span(pieces[a].start, pieces[b - 1].stop) for a, b in best]
 
 
-def _materialized(jaxpr: Jaxpr, span: Span, is_work: Callable[[JaxprEqn], bool]) -> list[int]:
-    """Bytes of each result of work: what a backward pass reads, or can compute by fused work from what it reads."""
-    eqns = jaxpr.eqns[span.start : span.stop]
-    return [_produced([e]) for e in eqns if is_work(e)] or [0]
+def _pieces(jaxpr: Jaxpr, sizes: Sequence[int]) -> list[Span]:
+    """Runs of equations with one work each, cut where the fewest bytes cross; of equals at the first place."""
+    is_work = _work_of(jaxpr)
+    works = [i for i, e in enumerate(jaxpr.eqns) if is_work(e)]
+    cuts = [min(range(a + 1, b + 1), key=lambda k: (sizes[k], k)) for a, b in zip(works, works[1:], strict=False)]
+    borders = [0, *cuts, len(jaxpr.eqns)]
+    return [Span(a, b) for a, b in zip(borders, borders[1:], strict=False)]
 
 
-def _working_set(work: Sequence[int]) -> int:
-    """An estimate of the bytes that the backward pass of a stage needs: each result of work and what is computed from it
-    once, and at the widest place three values more (the cotangents on both sides, and a copy in another layout)."""
-    return 2 * sum(work) + 3 * max(work)
+@dataclass(frozen=True)
+class _PeakEstimate:
+    """Bytes of pieces of a program: `reads` an activation that comes in, `works` the results of work, and `outs` for each
+    activation that leaves a piece, with the last piece that reads it."""
 
+    reads: list[int]
+    works: list[list[int]]
+    outs: list[list[tuple[int, int]]]
 
-def _groups_below(limit: int, works: Sequence[list[int]], borders: Sequence[int]) -> list[tuple[int, int]] | None:
-    """A grouping `(first, stop)` with an estimated peak of at most `limit` that keeps the fewest bytes, or `None`."""
-    n = len(works)
-    kept: list[int | None] = [0, *([None] * n)]
-    origin = [0] * (n + 1)
-    for i in range(n):
-        before = kept[i]
-        if before is None:
-            continue
-        group: list[int] = []
-        for j in range(i + 1, n + 1):
-            group += works[j - 1]
-            if before + _working_set(group) > limit:
-                break
-            after = before + (borders[j] if j < n else 0)
-            known = kept[j]
-            if known is None or after < known:
-                kept[j], origin[j] = after, i
-    if kept[n] is None:
-        return None
-    groups: list[tuple[int, int]] = []
-    stop = n
-    while stop:
-        groups.append((origin[stop], stop))
-        stop = origin[stop]
-    return groups[::-1]
+    @staticmethod
+    def of(jaxpr: Jaxpr, active: set[Var], pieces: Sequence[Span]) -> _PeakEstimate:
+        is_work = _work_of(jaxpr)
+        made: dict[Var, int] = {}
+        last: dict[Var, int] = {}
+        reads, works = [], []
+        for number, piece in enumerate(pieces):
+            eqns = jaxpr.eqns[piece.start : piece.stop]
+            inputs = [v for v in free_vars(eqns) if v in active and v in made]
+            last.update((v, number) for v in inputs)
+            reads.append(max(map(nbytes, inputs), default=0))
+            works.append([_produced([e]) for e in eqns if is_work(e)] or [0])
+            made.update((v, number) for e in eqns for v in e.outvars)
+        outs: list[list[tuple[int, int]]] = [[] for _ in pieces]
+        for v, reader in last.items():
+            outs[made[v]].append((reader, nbytes(v)))
+        return _PeakEstimate(reads, works, outs)
+
+    def most(self) -> int:
+        """An upper bound of every estimate."""
+        return sum(b for outs in self.outs for _, b in outs) + self._working_set(0, len(self.works))
+
+    def groups_below(self, limit: int) -> list[tuple[int, int]] | None:
+        """The grouping `(first, stop)` with an estimated peak of at most `limit` that keeps the fewest bytes, or `None`."""
+        n = len(self.works)
+        kept: list[int | None] = [0, *([None] * n)]
+        origin = [0] * (n + 1)
+        for i in range(n):
+            before = kept[i]
+            if before is None:
+                continue
+            for j in range(i + 1, n + 1):
+                if before + self._working_set(i, j) > limit:
+                    break
+                after, known = before + self._leaving(i, j), kept[j]
+                if known is None or after < known:
+                    kept[j], origin[j] = after, i
+        if kept[n] is None:
+            return None
+        groups: list[tuple[int, int]] = []
+        stop = n
+        while stop:
+            groups.append((origin[stop], stop))
+            stop = origin[stop]
+        return groups[::-1]
+
+    def _leaving(self, first: int, stop: int) -> int:
+        return sum(b for outs in self.outs[first:stop] for reader, b in outs if reader >= stop)
+
+    def _working_set(self, first: int, stop: int) -> int:
+        """What the backward pass of a stage needs: each result of work and what is computed from it once, and at the widest
+        place three values more: the cotangents on both sides, and a copy in another layout."""
+        works = [b for piece in self.works[first:stop] for b in piece]
+        return 2 * sum(works) + 3 * max(*works, *self.reads[first:stop])
 
 
 def _even(jaxpr: Jaxpr, spans: Sequence[Span], shares: int) -> list[Span]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from autoremat._compat import Jaxpr, Var, open_jaxpr, scan_sizes
 from autoremat.cost import Device, op_cost
-from autoremat.plan._segments import Span, dependents, groupings, signature, subjaxpr, units
+from autoremat.plan._segments import Span, dependents, groupings, halves, signature, subjaxpr, units
 from autoremat.solve import Assignment, frontier, pareto
 from autoremat.transform._jaxpr import is_var
 from autoremat.transform._linearize import linearize
@@ -77,9 +77,13 @@ class Program:
 
 @dataclass
 class Builder:
-    """Builds programs for one device. Equal stages are solved once: `solved` maps their structure to their options."""
+    """Builds programs for one device. Equal stages are solved once: `solved` maps their structure to their options.
+
+    With `halve_loops` the body of a loop is two stages, else it is one.
+    """
 
     device: Device
+    halve_loops: bool = False
     solved: dict[Any, tuple[tuple[Option, ...], tuple[bool, ...], int]] = field(default_factory=dict)
     ops: int = 0
 
@@ -141,8 +145,14 @@ class Builder:
         label = f"{where}scan[{index}]" if where else f"scan[{index}]"
         while True:
             seeds = {b for b, nz in zip(body.invars, nonzero, strict=True) if nz}
-            finest = units(body, dependents(body, seeds))
-            spans = finest if any(s.loop for s in finest) else [Span(0, len(body.eqns))]
+            carried = set(body.invars[num_consts : num_consts + num_carry])
+            finest = units(body, dependents(body, seeds), carried)
+            if any(s.loop for s in finest):
+                spans = finest
+            elif self.halve_loops:
+                spans = halves(body, dependents(body, seeds), carried, trips * eqn.params["length"])
+            else:
+                spans = [Span(0, len(body.eqns))]
             # What a body returns is stacked or carried once more beside a residual of the same value: `scan` does not see
             # that the carry-out of one iteration is the carry-in of the next, so both are charged.
             program, reached = self.program(body, spans, seeds, alive, trips * eqn.params["length"], label)

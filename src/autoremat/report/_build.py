@@ -189,15 +189,16 @@ def _frontier_reading(data: Data, hidden: int) -> str:
 def plan_report(data: Data) -> Report:
     """A plan: budget and peaks, what the peak is made of, the price, what to compile with, notes.
 
-    `data`: the dict that `summarize` of a plan gives; `wrote`, if there, is the file that it was saved to.
+    `data`: the dict that `summarize` of a plan gives.
     """
     blocks: list[Block] = [Facts((*_memory_facts(data), *_price_facts(data)))]
-    blocks.append(
-        Paragraph(
-            "Peaks are read from the program compiled for this target, of jax.value_and_grad, arguments and "
-            "outputs included. They hold under the compiler options above: pass them to jax.jit."
-        )
+    reading = (
+        "Peaks are read from the program compiled for this target, of jax.value_and_grad, arguments and outputs "
+        "included."
     )
+    if data["compiler_options"]:
+        reading += " They hold under the compiler options above: pass them to jax.jit."
+    blocks.append(Paragraph(reading))
     blocks += [Note(text) for text in data["notes"]]
     title = f"Plan for {data['function']} on {data['target']}"
     return Report(sections=(Section(title=title, blocks=tuple(blocks)),), data=data)
@@ -216,7 +217,7 @@ def _memory_facts(data: Data) -> Iterator[Fact]:
     ):
         yield Fact(label=f"  {label}", value=size_text(data[key]))
     if data["alias_bytes"]:
-        yield Fact(label="  shared, counted once", value=f"-{size_text(data['alias_bytes'])}")
+        yield Fact(label="  shared", value=f"-{size_text(data['alias_bytes'])}")
     yield Fact(label="Kept for backward", value=size_text(data["kept_bytes"]), remark="by the model")
 
 

@@ -21,13 +21,13 @@ def _scaled(value: float, base: int, steps: int) -> tuple[str, int]:
 def size_text(nbytes: float) -> str:
     """Bytes in the unit that fits: `1.25 GiB`, `512 bytes`."""
     text, power = _scaled(nbytes, 1024, len(_IEC))
-    return f"{text} {_IEC[power]}"
+    return "1 byte" if power == 0 and text == "1" else f"{text} {_IEC[power]}"
 
 
 def exact_size_text(nbytes: int) -> str:
     """The same with every byte: `1.25 GiB (1,342,177,280 bytes)`."""
     short = size_text(nbytes)
-    return short if short.endswith("bytes") else f"{short} ({nbytes:,} bytes)"
+    return short if nbytes < 1024 else f"{short} ({nbytes:,} bytes)"
 
 
 def flops_text(flops: float) -> str:

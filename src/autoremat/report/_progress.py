@@ -61,9 +61,10 @@ class TerminalProgress:
         self._task(f"Compiling {what}", None)
 
     def compiled(self, what: str, use: Compiled) -> None:
-        """It ended."""
+        """It ended: a line with its peak, how long it took, and what it was."""
         self.stop()
-        self.console.print(f"Compiled {what}: peak {size_text(use.peak_bytes)}, {seconds_text(use.seconds)}")
+        size, took = size_text(use.peak_bytes), seconds_text(use.seconds)
+        self.console.print(f"Compiled {size:>10} {took:>7}  {what}")
 
     def over(self, items: Iterable[T], what: str, total: int) -> Iterator[T]:
         """The items, with a bar that shows how many of `total` are done."""

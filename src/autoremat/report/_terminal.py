@@ -56,7 +56,9 @@ def show(report: Report, console: Console) -> None:
 def to_text(report: Report) -> str:
     """A report as plain text of 80 columns, without trailing spaces."""
     file = io.StringIO()
-    console = Console(file=file, width=WIDTH, color_system=None, force_terminal=False, markup=False, emoji=False)
+    console = Console(
+        file=file, width=WIDTH, color_system=None, force_terminal=False, markup=False, emoji=False
+    )
     for renderable in _report(report):
         console.print(renderable, highlight=False)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")

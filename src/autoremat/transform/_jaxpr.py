@@ -19,6 +19,7 @@ from autoremat._compat import (
     open_jaxpr,
     trace,
     weakref_lru_cache,
+    with_source_of,
 )
 
 R = TypeVar("R")
@@ -65,8 +66,10 @@ class _Inliner:
         self.eqns: list[JaxprEqn] = []
         self.constants: dict[Var, Any] = {}
 
-    def run(self, jaxpr: Jaxpr, env: dict[Var, Any], fresh: bool) -> list[Any]:
+    def run(self, jaxpr: Jaxpr, env: dict[Var, Any], fresh: bool, call: JaxprEqn | None = None) -> list[Any]:
         for eqn in jaxpr.eqns:
+            if call is not None:
+                eqn = with_source_of(eqn, call)
             invars = substitute(eqn.invars, env)
             called = called_jaxpr(eqn, self.calls)
             if called is not None:
@@ -76,7 +79,7 @@ class _Inliner:
                     hoisted = new_var(var.aval)
                     self.constants[hoisted] = value
                     inner_env[var] = hoisted
-                outs = self.run(inner, inner_env, True)
+                outs = self.run(inner, inner_env, True, eqn)
                 env.update(zip(eqn.outvars, outs, strict=True))
                 continue
             outvars = eqn.outvars

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+import jax
+
 from autoremat._compat import Jaxpr, Var, effect_may_repeat, new_jaxpr
 from autoremat._errors import BudgetError, InfeasibleBudgetError
-from autoremat.cost import Device, device, graph_costs, seconds
-from autoremat.cost import Cost
+from autoremat.cost import Cost, Device, device, device_for_backend, graph_costs, seconds
 from autoremat.graph import Graph, Value, fingerprint
 from autoremat.graph._trace import trace_graph
 from autoremat.solve import Assignment, Problem, Storage, cut, evaluate, frontier, pareto
@@ -125,7 +126,8 @@ def _storages(value: Value, target: Device, paid_elsewhere: bool) -> tuple[Stora
     if value.dtype == "float0" or (not value.shape and not value.nbytes):
         return (Storage("device", 0),)
     options = []
-    for codec in codecs_for(value.shape, value.dtype):
+    codecs = codecs_for(value.shape, value.dtype)
+    for codec in codecs if value.producer is not None else codecs[:1]:  # an input waits as it is
         itemsize = value.nbytes // max(1, value.size)
         nbytes = value.nbytes if codec.name == "device" else codec.nbytes(value.shape, itemsize)
         work = Cost(matrix_flops=0, vector_flops=codec.flops_per_element * value.size, bytes_moved=0)
@@ -206,7 +208,7 @@ class BudgetPolicy:
     @classmethod
     def parse(cls, budget: int | str) -> BudgetPolicy:
         """From what the user wrote. Raises `BudgetError`."""
-        return cls(parse_budget(budget, "autoremat.checkpoint"))
+        return cls(parse_budget(budget, "autoremat.checkpoint"), device_for_backend(jax.default_backend()).name)
 
     def decider(self, joint: Joint) -> Decider:
         posed = pose(joint, device(self.target), [True] * len(joint.like.invars))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 from autoremat._compat import (
@@ -18,8 +19,9 @@ from autoremat._compat import (
     short_aval,
     source_of,
 )
+from autoremat._errors import UnmatchedNameWarning
 from autoremat.graph._trace import aval_size
-from autoremat.transform._jaxpr import inline_calls, is_var, subjaxprs
+from autoremat.transform._jaxpr import CHECKPOINTS, inline_calls, is_var, subjaxprs
 from autoremat.transform._linearize import Joint, linearize
 from autoremat.transform._partition import Partition, partition
 from autoremat.transform._primitives import checkpoint_p
@@ -49,14 +51,13 @@ class Residual:
     @property
     def description(self) -> str:
         """Where it comes from, in the words of `jax.ad_checkpoint.print_saved_residuals`."""
-        loop = f", {self.iterations} iterations" if self.iterations > 1 else ""
         if self.kind == "argument":
             return f"from the argument {self.source}"
         if self.kind == "constant":
             return "from a constant"
-        if self.name:
-            return f"named '{self.name}' from {self.source}{loop}"
-        return f"output of {self.primitive} from {self.source}{loop}"
+        what = f"named '{self.name}'" if self.name else f"output of {self.primitive}"
+        where = f" from {self.source}" if self.source else ""
+        return f"{what}{where}" + (f", {self.iterations} iterations" if self.iterations > 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def saved_residuals(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Resid
     joint = linearize(jaxpr, nonzero)
     names = argument_names(fun, args, kwargs)
     found = [*_inputs(joint, leading, len(jaxpr.invars), names), *_intermediates(joint)]
-    return Residuals(tuple(found), tuple(_notes(jaxpr, found)))
+    return Residuals(tuple(found), tuple(_notes(jaxpr, nonzero, found)))
 
 
 def print_saved_residuals(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -144,7 +145,11 @@ def _inputs(joint: Joint, leading: int, num_inputs: int, names: Sequence[str]) -
             continue
         if leading <= i < num_inputs:
             position = i - leading
-            name = names[position] if position < len(names) and names[position] else f"at flattened index {position}"
+            name = (
+                names[position]
+                if position < len(names) and names[position]
+                else f"at flattened index {position}"
+            )
             yield _residual(v.aval, kind="argument", source=name)
         else:
             yield _residual(v.aval, kind="constant")
@@ -196,19 +201,39 @@ def _resolve(eqn: JaxprEqn, out: int, iterations: int = 1) -> _Origin:
     name = eqn.primitive.name
     if name == "scan" and out >= scan_sizes(eqn.params)[1]:
         iterations *= eqn.params["length"]
+    found: list[_Origin] = []
     for inner in _bodies(eqn):
         atom = inner.outvars[out] if out < len(inner.outvars) else None
-        if atom is None or not is_var(atom):
-            continue
-        found = _resolve_var(inner, atom, iterations)
-        if found is not None and not (name == "cond" and found.primitive == "broadcast_in_dim"):
-            return found
+        origin = _resolve_var(inner, atom, iterations) if atom is not None and is_var(atom) else None
+        # A branch returns zeros for what only other branches keep.
+        if origin is not None and not (name == "cond" and origin.primitive == "broadcast_in_dim"):
+            found.append(origin if origin.source else replace(origin, source=source_of(eqn)))
+    if found:
+        return _either(found)
     label = f"{name} (a value carried from one iteration to the next)" if name == "scan" else name
     return _Origin(label, source_of(eqn), None, iterations)
 
 
+def _either(found: Sequence[_Origin]) -> _Origin:
+    """The origin of a value that each branch makes in its own way."""
+    primitives = " or ".join(dict.fromkeys(o.primitive for o in found))
+    sources = " or ".join(dict.fromkeys(o.source for o in found))
+    return _Origin(
+        primitives, sources, next((o.name for o in found if o.name), None), max(o.iterations for o in found)
+    )
+
+
 def _bodies(eqn: JaxprEqn) -> list[Jaxpr]:
-    if eqn.primitive.name in {"scan", "cond", "jit", "pjit", "closed_call", "remat2", "autoremat_checkpoint", "shard_map"}:
+    if eqn.primitive.name in {
+        "scan",
+        "cond",
+        "jit",
+        "pjit",
+        "closed_call",
+        "remat2",
+        "autoremat_checkpoint",
+        "shard_map",
+    }:
         return [open_jaxpr(j)[0] for j in subjaxprs(eqn)]
     return []
 
@@ -228,47 +253,69 @@ def _resolve_var(jaxpr: Jaxpr, var: Any, iterations: int) -> _Origin | None:
 # ---------------------------------------------------------------------------------------------------------------- notes
 
 
-def _checkpoints(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+def _checkpoints(jaxpr: Jaxpr, nonzero: Sequence[bool]) -> Iterator[tuple[JaxprEqn, tuple[bool, ...]]]:
+    """The checkpoints in a program, ours and JAX's, each with which of its inputs have a tangent."""
+    active = {v for v, nz in zip(jaxpr.invars, nonzero, strict=True) if nz}
     for eqn in jaxpr.eqns:
-        if eqn.primitive is checkpoint_p and not eqn.params["differentiated"]:
-            yield eqn
+        flags = tuple(is_var(v) and v in active for v in eqn.invars)
+        if not any(flags):
+            continue
+        active.update(v for v in eqn.outvars if has_tangent(v.aval))
+        if eqn.primitive.name in CHECKPOINTS and not eqn.params.get("differentiated"):
+            yield eqn, flags
         for inner in subjaxprs(eqn):
-            yield from _checkpoints(inner)
+            yield from _checkpoints(inner, _inner_flags(eqn, inner, flags))
 
 
-def _notes(jaxpr: Jaxpr, found: Sequence[Residual]) -> Iterator[str]:
-    seen: set[str] = set()
-    for eqn in _checkpoints(jaxpr):
-        note = _useless(eqn)
-        if note and note not in seen:
-            seen.add(note)
-            yield note
-    arguments = sum(r.nbytes for r in found if r.kind == "argument")
+def _inner_flags(eqn: JaxprEqn, inner: Jaxpr, flags: Sequence[bool]) -> tuple[bool, ...]:
+    """Which inputs of an inner program have a tangent: those of the equation; of a carry, and where unsure, all that can."""
+    if eqn.primitive.name == "cond":
+        flags = flags[1:]
+    if len(inner.invars) != len(flags):
+        return tuple(has_tangent(v.aval) for v in inner.invars)
+    first, count = scan_sizes(eqn.params) if eqn.primitive.name == "scan" else (0, 0)
+    return tuple(
+        has_tangent(v.aval) and (f or first <= i < first + count)
+        for i, (v, f) in enumerate(zip(inner.invars, flags, strict=True))
+    )
+
+
+def _notes(jaxpr: Jaxpr, nonzero: Sequence[bool], found: Sequence[Residual]) -> Iterator[str]:
+    checkpoints = list(_checkpoints(jaxpr, nonzero))
+    yield from dict.fromkeys(
+        note for eqn, flags in checkpoints if eqn.primitive is checkpoint_p and (note := _useless(eqn, flags))
+    )
+    arguments = sum(r.nbytes for r in found if r.kind != "intermediate")
     activations = sum(r.nbytes for r in found if r.kind == "intermediate")
-    if found and activations < arguments:
+    # With a checkpoint in it, what is kept does not tell how large the activations are.
+    if not checkpoints and activations < arguments:
         yield (
-            f"activations ({activations:,} B) are not the bulk of what this function needs: its arguments take "
-            f"{arguments:,} B. Recomputation cannot lower those."
+            f"activations ({activations:,} B) are not the bulk of what this function needs: its arguments and constants "
+            f"take {arguments:,} B. Recomputation cannot lower those."
         )
 
 
-def _useless(eqn: JaxprEqn) -> str | None:
+def _useless(eqn: JaxprEqn, nonzero: tuple[bool, ...]) -> str | None:
     """A remark if a checkpoint keeps at least as much as the function inside would keep without it."""
     inner: Jaxpr = eqn.params["jaxpr"]
-    nonzero = tuple(has_tangent(v.aval) for v in inner.invars)
-    if not any(nonzero):
-        return None
-    part = partition(inner, nonzero, eqn.params["policy"])
-    if not part.recomputes:
-        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", UnmatchedNameWarning
+        )  # given already, when the whole was differentiated
+        part = partition(inner, nonzero, eqn.params["policy"])
     plain = sum(aval_size(v.aval)[2] for v in _origins(linearize(inner, nonzero)))
     kept = kept_bytes(part)
-    if kept < plain:
+    if kept < plain or not any(part.nonzero_outs):
         return None
     where = inner.debug_info.func_src_info
+    again = (
+        "and it runs again in the backward pass"
+        if part.recomputes
+        else "and nothing of it has to run again anyway"
+    )
     return (
-        f"the checkpoint of {where} frees nothing: it keeps {kept:,} B, the function without it {plain:,} B, and it runs "
-        "again in the backward pass. Cheapest fix: leave it out, or put it round a larger part."
+        f"the checkpoint of {where} frees nothing: it keeps {kept:,} B, the function without it {plain:,} B, {again}. "
+        "Cheapest fix: leave it out, or put it round a larger part."
     )
 
 
