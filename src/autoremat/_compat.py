@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -86,13 +86,15 @@ def is_jaxpr(x: Any) -> bool:
     return isinstance(x, (jex.Jaxpr, jex.ClosedJaxpr))
 
 
-def close_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> Any:
-    """The closed form that the parameters of `scan`, `cond` and `jit` hold in this version."""
+def close_jaxpr(jaxpr: Jaxpr, consts: Mapping[Var, Any] | None = None) -> Any:
+    """The closed form that the parameters of `scan`, `cond` and `jit` hold in this version.
+
+    `consts` gives values for variables that the jaxpr reads and that are not among its inputs.
+    """
+    variables, values = (list(consts), list(consts.values())) if consts else ([], [])
     if _CLOSED_IS_OPEN:
-        if not consts:
-            return jaxpr
-        return jaxpr.replace(consts=list(consts))
-    return jex.ClosedJaxpr(jaxpr, list(consts))
+        return jaxpr.replace(constvars=variables, consts=values) if consts else jaxpr
+    return jex.ClosedJaxpr(jaxpr.replace(constvars=variables) if consts else jaxpr, values)
 
 
 def new_var(aval: Any) -> Var:
@@ -172,6 +174,11 @@ def typematch(a: Any, b: Any) -> bool:
     return _core.typematch(a, b)
 
 
+def stacked_aval(aval: Any, length: int) -> Any:
+    """The aval of `length` values stacked along a new first axis."""
+    return _core.unmapped_aval(length, 0, aval)
+
+
 def tangent_aval(aval: Any) -> Any:
     """The aval of a tangent of a value with `aval`."""
     return aval.to_tangent_aval()
@@ -223,8 +230,13 @@ def hoist_constants(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def dce(jaxpr: Jaxpr, used_outputs: Sequence[bool]) -> tuple[Jaxpr, list[bool]]:
-    """Remove dead code; returns the jaxpr and which inputs are left."""
+    """Remove dead code, inside loops and calls as well; returns the jaxpr and which inputs are left."""
     return _pe.dce_jaxpr(jaxpr, tuple(used_outputs))
+
+
+def without_dead_code(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr with the inputs and outputs that it has, and what the outputs need."""
+    return _pe.dce_jaxpr(jaxpr, (True,) * len(jaxpr.outvars), True)[0]
 
 
 def register_dce_rule(
@@ -307,12 +319,13 @@ def scan_params(
     params: dict[str, Any], body: Jaxpr, num_consts: int, num_carry: int
 ) -> dict[str, Any]:
     """The parameters of a `scan` equation with another body, of which so many inputs are constants and carried."""
-    num_xs = len(body.invars) - num_consts - num_carry
-    changed = dict(params, jaxpr=close_jaxpr(body))
+    opened, _ = open_jaxpr(body)
+    num_xs = len(opened.invars) - num_consts - num_carry
+    changed = dict(params, jaxpr=body if isinstance(body, jex.ClosedJaxpr) else close_jaxpr(body))
     if "num_consts" in params:
         return dict(changed, num_consts=num_consts, num_carry=num_carry)
     nones = _flattree.nones
-    num_ys = len(body.outvars) - num_carry
+    num_ys = len(opened.outvars) - num_carry
     ft_in = _flattree.pack((nones(num_consts), nones(num_carry), nones(num_xs)))
     ft_out = _flattree.pack((nones(num_carry), nones(num_ys)))
     return dict(changed, ft_in=ft_in, ft_out=ft_out)

@@ -148,7 +148,7 @@ def test_the_command_line_overrides_the_dict(model: Path, call: Call):
         result.data["output_bytes"]
         - call("plan", f"{model}:as_dict", "--budget", "99%", "--json").data["output_bytes"]
     )
-    assert more == 4096 * 16 * 4, "the gradient of the other argument"
+    assert 0 <= more - 4096 * 16 * 4 < 64, "the gradient of the other argument, and its place in the tuple"
 
 
 def test_has_aux_is_asked_for(model: Path, tmp_path: Path, call: Call):

@@ -200,6 +200,15 @@ def test_fits_eighty_columns(name: str):
 
 
 @pytest.mark.parametrize("name", REPORTS)
+def test_numbers_are_never_broken(name: str):
+    text = to_text(REPORTS[name])
+    tables = [b for s in REPORTS[name].sections for b in s.blocks if isinstance(b, Table)]
+    for t in tables:
+        cells = [cell for row in t.rows for cell, column in zip(row, t.columns, strict=True) if column.number]
+        assert [cell for cell in cells if "\n" not in cell and cell not in text] == []
+
+
+@pytest.mark.parametrize("name", REPORTS)
 def test_is_json(name: str):
     data = REPORTS[name].data
     assert json.loads(to_json(data)) == data
@@ -310,6 +319,11 @@ def test_training_in_one_step_two_ways():
     assert "1 step on" in text
     assert "5.0e-01" in text
     assert "Note: None fits." in text
+
+
+def test_long_policy_names_break_behind_underscores():
+    row = table(REPORTS["training"], 1).rows[0]
+    assert row[2] == "dots_with_no_\nbatch_dims_\nsaveable"
 
 
 def test_policies_say_which_is_best():

@@ -132,7 +132,7 @@ class Candidates:
         if index < 0:
             return ()
         chosen = self._known(variant)
-        return decide(chosen.path.program, chosen.path.states[index].choice, chosen.fence)
+        return decide(chosen.path.program, chosen.path.states[index], chosen.fence)
 
     def _known(self, number: int) -> Variant:
         variant = self.variant(number)

@@ -8,11 +8,27 @@ hull, and those between are splices along program order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from autoremat.plan._stages import Option, Program, Stage
+
+
+SPLITS = 4
+"""A large step of a stage inside a loop is taken in so many parts, some of the iterations at a time."""
+
+LARGE = 0.03
+"""A step is large if it moves this share of all bytes that the path moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A step that only the first `count` iterations of the loop of a stage have taken; the others keep option `before`."""
+
+    stage: int
+    before: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +40,15 @@ class State:
     nbytes: int
     cost: int
     flops: int
+    split: Split | None = None
+
+    def unsplit(self) -> State:
+        """The state before the step that is taken in part."""
+        if self.split is None:
+            return self
+        choice = list(self.choice)
+        choice[self.split.stage] = self.split.before
+        return replace(self, choice=tuple(choice), split=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +67,49 @@ def build_path(program: Program) -> Path:
         (edge for i, stage in enumerate(stages) for edge in _edges(i, stage)),
         key=lambda edge: (edge.price, edge.stage),
     )
+    loops = set(_top_level_loops(program))
+    moved = sum((s.options[0].nbytes - s.options[-1].nbytes) * s.trips for s in stages)
     choice = [0] * len(stages)
-    states = [_state(0, stages, choice)]
+    whole = _state(0, stages, choice)
+    states = [whole]
     edges = [0]
     for move in moves:
         for option in range(move.first + 1, move.last + 1):
+            before = choice[move.stage]
             choice[move.stage] = option
-            states.append(_step(states[-1], stages, move.stage, choice))
+            after = _step(whole, stages, move.stage, choice)
+            if move.stage in loops and whole.nbytes - after.nbytes > LARGE * moved:
+                states += _parts(whole, after, move.stage, before, stages[move.stage].trips, len(states))
+            whole = replace(after, index=len(states))
+            states.append(whole)
         edges.append(len(states) - 1)
     return Path(program, tuple(states), tuple(edges))
+
+
+def _top_level_loops(program: Program) -> Iterator[int]:
+    """The stages, by number, inside loops that stand in no other loop: those loops can be split in two."""
+    number = 0
+    for node in program.nodes:
+        inside = 1 if isinstance(node, Stage) else sum(1 for _ in node.body.stages())
+        if not isinstance(node, Stage) and all(isinstance(n, Stage) for n in node.body.nodes):
+            yield from range(number, number + inside)
+        number += inside
+
+
+def _parts(before: State, after: State, stage: int, option: int, trips: int, index: int) -> list[State]:
+    """States in which some of the iterations of a loop have taken a step."""
+    counts = sorted({trips * k // SPLITS for k in range(1, SPLITS)} - {0})
+    return [
+        State(
+            index + i,
+            after.choice,
+            before.nbytes + (after.nbytes - before.nbytes) * count // trips,
+            before.cost + (after.cost - before.cost) * count // trips,
+            before.flops + (after.flops - before.flops) * count // trips,
+            Split(stage, option, count),
+        )
+        for i, count in enumerate(counts)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

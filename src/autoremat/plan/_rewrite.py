@@ -11,10 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autoremat._compat import Jaxpr, JaxprEqn, eqn_effects, new_eqn, new_jaxpr, scan_params, scan_sizes
+from jax import lax
+
+from autoremat._compat import DropVar, Jaxpr, JaxprEqn, eqn_effects, new_eqn, new_jaxpr, new_var, scan_params, scan_sizes
 from autoremat.plan._segments import Span, subjaxpr
-from autoremat.plan._stages import Program, Stage, loop_body
-from autoremat.transform._jaxpr import is_var
+from autoremat.plan._path import State
+from autoremat.plan._stages import Loop, Program, Stage, loop_body
+from autoremat.transform._jaxpr import is_var, traced_eqns
 from autoremat.transform._planned import PlannedPolicy
 from autoremat.transform._primitives import checkpoint_p
 
@@ -30,10 +33,16 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class LoopBlock:
-    """Decisions inside the body of the `scan` at equation `index`."""
+    """Decisions inside the body of the `scan` at equation `index`.
+
+    With `split`, the loop becomes two: the first `split` iterations to run follow `body`, the others `rest`. Between two
+    neighbouring plans of a body nothing else lies.
+    """
 
     index: int
     body: tuple[Block | LoopBlock, ...]
+    split: int = 0
+    rest: tuple[Block | LoopBlock, ...] = ()
 
 
 Decisions = tuple[Block | LoopBlock, ...]
@@ -54,7 +63,7 @@ def rewrite(jaxpr: Jaxpr, decisions: Decisions, *, in_loop: bool = False) -> Jax
             eqns.append(_checkpoint(jaxpr, block, reads.after(block.stop), guard=not in_loop))
             position = block.stop
         else:
-            eqns.append(_loop(jaxpr.eqns[start], block))
+            eqns += _loop(jaxpr.eqns[start], block)
             position = start + 1
     eqns += jaxpr.eqns[position:]
     return new_jaxpr(jaxpr.invars, jaxpr.outvars, eqns, jaxpr)
@@ -104,9 +113,58 @@ def _checkpoint(jaxpr: Jaxpr, block: Block, later: Any, *, guard: bool) -> Jaxpr
     )
 
 
-def _loop(eqn: JaxprEqn, block: LoopBlock) -> JaxprEqn:
+def _loop(eqn: JaxprEqn, block: LoopBlock) -> list[JaxprEqn]:
     body = rewrite(loop_body(eqn), block.body, in_loop=True)
-    return eqn.replace(params=scan_params(eqn.params, body, *scan_sizes(eqn.params)))
+    if not block.split:
+        return [eqn.replace(params=scan_params(eqn.params, body, *scan_sizes(eqn.params)))]
+    rest = rewrite(loop_body(eqn), block.rest, in_loop=True)
+    return split_loop(eqn, body, rest, block.split)
+
+
+def split_loop(eqn: JaxprEqn, first: Jaxpr, rest: Jaxpr, count: int) -> list[JaxprEqn]:
+    """A `scan` as two: the first `count` iterations to run with body `first`, the others with body `rest`.
+
+    What is scanned over is sliced, and the stacked results are put together, in the order of the original loop.
+    """
+    num_consts, num_carry = scan_sizes(eqn.params)
+    length, reverse = eqn.params["length"], eqn.params["reverse"]
+    consts, init = eqn.invars[:num_consts], eqn.invars[num_consts : num_consts + num_carry]
+    xs = eqn.invars[num_consts + num_carry :]
+    border = length - count if reverse else count
+    low_eqns, low = _slices(xs, 0, border)
+    high_eqns, high = _slices(xs, border, length)
+    early, late = (high, low) if reverse else (low, high)
+    one, carry, early_ys = _part(eqn, first, count, [*consts, *init, *early], num_carry)
+    two, last, late_ys = _part(eqn, rest, length - count, [*consts, *carry, *late], num_carry)
+    low_ys, high_ys = (late_ys, early_ys) if reverse else (early_ys, late_ys)
+    joined_eqns, joined = traced_eqns(
+        lambda *ys: [lax.concatenate(pair, 0) for pair in zip(ys[: len(low_ys)], ys[len(low_ys) :], strict=True)],
+        [*low_ys, *high_ys],
+        "loop results",
+    )
+    eqns = [*low_eqns, *high_eqns, one, two, *joined_eqns]
+    rename = {
+        made: out for made, out in zip([*last, *joined], eqn.outvars, strict=True) if not isinstance(out, DropVar)
+    }
+    return [e.replace(outvars=[rename.get(v, v) for v in e.outvars]) for e in eqns]
+
+
+def _slices(xs: Sequence[Any], start: int, stop: int) -> tuple[list[JaxprEqn], list[Any]]:
+    return traced_eqns(lambda *vs: [lax.slice_in_dim(v, start, stop) for v in vs], xs, "loop inputs")
+
+
+def _part(
+    eqn: JaxprEqn, body: Jaxpr, length: int, invars: list[Any], num_carry: int
+) -> tuple[JaxprEqn, list[Any], list[Any]]:
+    """One of the two loops, with fresh variables for what it carries out and stacks."""
+    avals = [v.aval for v in eqn.outvars]
+    carry = [new_var(a) for a in avals[:num_carry]]
+    ys = [new_var(a.update(shape=(length, *a.shape[1:]))) for a in avals[num_carry:]]
+    params = scan_params(eqn.params, body, *scan_sizes(eqn.params)) | {"length": length}
+    unroll = params.get("unroll", 1)
+    if not isinstance(unroll, bool) and unroll > length:
+        params["unroll"] = length
+    return eqn.replace(invars=invars, outvars=[*carry, *ys], params=params), carry, ys
 
 
 def blocks(decisions: Decisions) -> Iterator[Block]:
@@ -116,27 +174,43 @@ def blocks(decisions: Decisions) -> Iterator[Block]:
             yield block
         else:
             yield from blocks(block.body)
+            yield from blocks(block.rest)
 
 
-def decide(program: Program, choice: Sequence[int], fence: str) -> Decisions:
-    """The decisions of a program for a choice of options, in the order of `Program.stages()`.
-
-    `fence` is the kind of fence of the stages outside loops.
-    """
-    return _decide(program, iter(choice), fence)
+def decide(program: Program, state: State, fence: str) -> Decisions:
+    """The decisions of a state of a program's path. `fence` is the kind of fence of the stages outside loops."""
+    return _Decider(state, fence).run(program, fence)
 
 
-def _decide(program: Program, choice: Iterator[int], fence: str) -> Decisions:
-    result: list[Block | LoopBlock] = []
-    for node in program.nodes:
-        if isinstance(node, Stage):
-            policy = node.options[next(choice)].policy
-            if policy is not None:
-                result.append(Block(node.span.start, node.span.stop, replace(policy, fence=fence)))
-        else:
-            # A loop's backward pass is a computation of its own; only stages inside one iteration wait for each other.
-            several = sum(isinstance(n, Stage) for n in node.body.nodes) > 1
-            body = _decide(node.body, choice, "dependence" if several else "none")
-            if body:
-                result.append(LoopBlock(node.index, body))
-    return tuple(result)
+class _Decider:
+    """Walks a program with the choices of a state, in the order of `Program.stages()`."""
+
+    def __init__(self, state: State, fence: str) -> None:
+        self.state = state
+        self.fence = fence
+        self.position = 0
+
+    def run(self, program: Program, fence: str) -> Decisions:
+        result: list[Block | LoopBlock] = []
+        for node in program.nodes:
+            if isinstance(node, Stage):
+                policy = node.options[self.state.choice[self.position]].policy
+                self.position += 1
+                if policy is not None:
+                    result.append(Block(node.span.start, node.span.stop, replace(policy, fence=fence)))
+            else:
+                result += self._loop(node)
+        return tuple(result)
+
+    def _loop(self, node: Loop) -> list[LoopBlock]:
+        # A loop's backward pass is a computation of its own; only stages inside one iteration wait for each other.
+        several = sum(isinstance(n, Stage) for n in node.body.nodes) > 1
+        fence = "dependence" if several else "none"
+        start = self.position
+        body = self.run(node.body, fence)
+        split = self.state.split
+        if split is None or not start <= split.stage < self.position:
+            return [LoopBlock(node.index, body)] if body else []
+        rest = _Decider(self.state.unsplit(), fence)
+        rest.position = start
+        return [LoopBlock(node.index, body, split.count, rest.run(node.body, fence))]

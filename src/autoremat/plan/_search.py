@@ -6,6 +6,7 @@ said. The plan taken is the one with the least recomputation among all that were
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoremat._errors import CompileError
@@ -24,7 +25,7 @@ WORTH = 0.97
 
 @dataclass
 class Search:
-    """One search. `infeasible` is the least peak seen when nothing fits."""
+    """One search for the best plan within `budget` bytes."""
 
     candidates: Candidates
     budget: int
@@ -62,67 +63,86 @@ class Search:
             return None
 
     def _search_path(self, variant: int, path: Path, *, first: bool) -> None:
-        """Bisect one path. A path that is not the first is followed only while it recomputes less than the best plan."""
-        low, high = self._known_bracket(variant, path)
+        """Bisect one path. A path that is not the first is followed only while it recomputes less than the best plan.
+
+        States that split a loop come last: two loops need more than one, so among them the peak does not fall steadily.
+        """
+        whole = [s.index for s in path.states if s.split is None]
+        low, high = self._known_bracket(variant, whole)
         best = self.best()
         compiles = MAX_COMPILES
         if not first and best is not None:
             compiles = MAX_COMPILES // 2
-            better = max((s.index for s in path.states if s.cost <= WORTH * best.cost), default=-1)
+            better = max((p for p, i in enumerate(whole) if path.states[i].cost <= WORTH * best.cost), default=-1)
             if better <= low:
                 return
             if high is None or high > better:
-                if not self._fits_at(variant, better):
+                if not self._fits_at(variant, whole[better]):
                     return
                 high = better
         if high is None:
-            high = self._feasible_end(variant, path)
+            high = self._feasible_end(variant, path, whole)
         if high is None:
             return
+        low, high = self._bisect(variant, path, whole, low, high, compiles)
+        if high - low == 1 and low >= 0:
+            self._between(variant, range(whole[low] + 1, whole[high]))
+
+    def _bisect(
+        self, variant: int, path: Path, whole: Sequence[int], low: int, high: int, compiles: int
+    ) -> tuple[int, int]:
+        """Narrow the bracket: position `low` of `whole` does not fit, `high` does."""
         for _ in range(compiles):
-            if high - low <= 1 or self._close(variant, high):
-                return
-            middle = self._guess(variant, path, low, high)
-            if self._fits_at(variant, middle):
+            if high - low <= 1 or self._close(variant, whole[high]):
+                break
+            middle = self._guess(variant, path, whole, low, high)
+            if self._fits_at(variant, whole[middle]):
                 high = middle
             else:
                 low = middle
+        return low, high
+
+    def _between(self, variant: int, splits: Sequence[int]) -> None:
+        """Try the splits between two neighbours, from the one that recomputes most, as long as they fit."""
+        for index in reversed(splits):
+            if not self._fits_at(variant, index):
+                break
 
     def _fits_at(self, variant: int, index: int) -> bool:
         measured = self._measure(variant, index)
         return measured is not None and self.fits(measured)
 
-    def _known_bracket(self, variant: int, path: Path) -> tuple[int, int | None]:
-        """The last state known not to fit before the first known to fit, from earlier searches."""
-        known = {i: m for (g, i), m in self.candidates.record.measured.items() if g == variant and i >= 0}
-        high = min((i for i, m in known.items() if self.fits(m)), default=None)
-        low = max((i for i, m in known.items() if not self.fits(m) and (high is None or i < high)), default=-1)
+    def _known_bracket(self, variant: int, whole: Sequence[int]) -> tuple[int, int | None]:
+        """Positions of the last state known not to fit before the first known to fit, from earlier searches."""
+        measured = self.candidates.record.measured
+        known = {p: measured[variant, i] for p, i in enumerate(whole) if (variant, i) in measured}
+        high = min((p for p, m in known.items() if self.fits(m)), default=None)
+        low = max((p for p, m in known.items() if not self.fits(m) and (high is None or p < high)), default=-1)
         return low, high
 
-    def _feasible_end(self, variant: int, path: Path) -> int | None:
-        """A state that fits near the end of the path. Recomputing everything is not always the lowest peak."""
-        last = len(path.states) - 1
-        others = [e for e in path.edges if last * 0.6 <= e < last]
+    def _feasible_end(self, variant: int, path: Path, whole: Sequence[int]) -> int | None:
+        """A position that fits near the end of the path. Recomputing everything is not always the lowest peak."""
+        last = len(whole) - 1
+        edges = set(path.edges)
+        others = [p for p, i in enumerate(whole) if i in edges and last * 0.6 <= p < last]
         tried = [last, *(others[len(others) // 2 :: max(1, len(others) // 4)][:2] if variant == 0 else ())]
-        return next((index for index in tried if self._fits_at(variant, index)), None)
+        return next((p for p in tried if self._fits_at(variant, whole[p])), None)
 
     def _close(self, variant: int, index: int) -> bool:
         known = self.candidates.record.measured.get((variant, index))
         return known is not None and self.fits(known) and known.use.peak_bytes >= CLOSE * self.budget
 
-    def _guess(self, variant: int, path: Path, low: int, high: int) -> int:
+    def _guess(self, variant: int, path: Path, whole: Sequence[int], low: int, high: int) -> int:
         """Interpolate the compiled peak over kept bytes; stay inside the bracket."""
-        states = path.states
-        upper = self.candidates.record.measured.get((variant, low))
-        lower = self.candidates.record.measured.get((variant, high))
-        baseline = self.candidates.record.measured.get((0, -1))
-        high_bytes = states[max(low, 0)].nbytes
-        high_peak = upper.use.peak_bytes if upper else baseline.use.peak_bytes if baseline else None
-        if lower is None or high_peak is None or high_peak <= lower.use.peak_bytes:
+        kept = [path.states[i].nbytes for i in whole]
+        measured = self.candidates.record.measured
+        upper = measured.get((variant, whole[low])) if low >= 0 else measured.get((0, -1))
+        lower = measured.get((variant, whole[high]))
+        if lower is None or upper is None or upper.use.peak_bytes <= lower.use.peak_bytes:
             return (low + high) // 2
-        share = (self.budget - lower.use.peak_bytes) / (high_peak - lower.use.peak_bytes)
-        wanted = states[high].nbytes + share * (high_bytes - states[high].nbytes)
-        index = next((i for i in range(low + 1, high) if states[i].nbytes <= wanted), high - 1)
+        share = (self.budget - lower.use.peak_bytes) / (upper.use.peak_bytes - lower.use.peak_bytes)
+        wanted = kept[high] + share * (kept[max(low, 0)] - kept[high])
+        position = next((p for p in range(low + 1, high) if kept[p] <= wanted), high - 1)
         # Never less than a tenth of the bracket: interpolation alone can creep.
         margin = max(1, (high - low) // 10)
-        return min(max(index, low + margin), high - margin)
+        return min(max(position, low + margin), high - margin)

@@ -24,6 +24,8 @@ from autoremat.graph._trace import aval_size, trace_graph
 from autoremat.transform._jaxpr import free_vars, is_var, subjaxprs
 
 
+_WINDOWS = frozenset({"reduce_window_max", "reduce_window_min", "reduce_window"})
+
 MAX_PIECES = 128
 """Pieces among which the partition with the lowest peak is sought; more are joined to even shares first."""
 
@@ -239,7 +241,7 @@ def groupings(jaxpr: Jaxpr, active: set[Var]) -> list[tuple[str, list[Span]]]:
                 found.append((name, _by_repetition(spans, repetition, layers)))
     found.append(("one stage a unit", spans))
     if not any(s.loop for s in spans):
-        lowest = ("lowest estimated peak", _lowest_peak(jaxpr, active, sizes))
+        lowest = ("lowest estimated peak", _lowest_peak(jaxpr, active))
         found.insert(len(found) if repetition is not None else 0, lowest)
     for shares in (8, 4):
         found.append((f"{shares} even stages", _even(jaxpr, spans, shares)))
@@ -335,18 +337,19 @@ def _join(spans: Sequence[Span]) -> list[Span]:
     return [Span(spans[0].start, spans[-1].stop)]
 
 
-def _lowest_peak(jaxpr: Jaxpr, active: set[Var], sizes: Sequence[int]) -> list[Span]:
+def _lowest_peak(jaxpr: Jaxpr, active: set[Var]) -> list[Span]:
     """The partition whose estimated peak is lowest if every stage keeps its border and nothing else.
 
     While a stage runs backward, the borders before it and its own working set are alive; later borders are gone.
     """
-    pieces = _pieces(jaxpr, sizes)
+    counts, sizes = crossings(jaxpr, active)
+    pieces = _pieces(jaxpr, counts, sizes)
     if len(pieces) > MAX_PIECES:
         pieces = _even(jaxpr, pieces, MAX_PIECES)
-    estimate = _PeakEstimate.of(jaxpr, active, pieces)
+    estimate = _PeakEstimate.of(jaxpr, active, sizes, pieces)
     low, high = 0, estimate.most() + 1
     best = estimate.groups_below(high) or [(0, len(pieces))]
-    while high - low > high // 256:
+    while high - low > max(1, high // 256):
         middle = (low + high) // 2
         groups = estimate.groups_below(middle)
         if groups is None:
@@ -356,41 +359,48 @@ def _lowest_peak(jaxpr: Jaxpr, active: set[Var], sizes: Sequence[int]) -> list[S
     return [Span(pieces[a].start, pieces[b - 1].stop) for a, b in best]
 
 
-def _pieces(jaxpr: Jaxpr, sizes: Sequence[int]) -> list[Span]:
-    """Runs of equations with one work each, cut where the fewest bytes cross; of equals at the first place."""
+def _pieces(jaxpr: Jaxpr, counts: Sequence[int], sizes: Sequence[int]) -> list[Span]:
+    """Runs of equations between articulation values, with work each. A window reduction begins a piece too: its derivative
+    may need several times its operand."""
     is_work = _work_of(jaxpr)
-    works = [i for i, e in enumerate(jaxpr.eqns) if is_work(e)]
-    cuts = [min(range(a + 1, b + 1), key=lambda k: (sizes[k], k)) for a, b in zip(works, works[1:], strict=False)]
-    borders = [0, *cuts, len(jaxpr.eqns)]
+    narrow = [k for k in range(1, len(jaxpr.eqns)) if counts[k] == 1]
+    cuts = set(_one_between_works(jaxpr, narrow, sizes, is_work))
+    cuts |= {k for k in narrow if jaxpr.eqns[k].primitive.name in _WINDOWS}
+    borders = [0, *sorted(cuts), len(jaxpr.eqns)]
     return [Span(a, b) for a, b in zip(borders, borders[1:], strict=False)]
 
 
 @dataclass(frozen=True)
 class _PeakEstimate:
-    """Bytes of pieces of a program: `reads` an activation that comes in, `works` the results of work, and `outs` for each
-    activation that leaves a piece, with the last piece that reads it."""
+    """Bytes of pieces of a program: `widest` of the arrays that a piece works on, all results of `works`, what the
+    derivative of a window reduction needs besides (`windows`), what crosses into the `next` piece, and `outs`, for each
+    activation that leaves a piece with the last piece that reads it."""
 
-    reads: list[int]
-    works: list[list[int]]
+    widest: list[int]
+    works: list[int]
+    windows: list[int]
+    next: list[int]
     outs: list[list[tuple[int, int]]]
 
     @staticmethod
-    def of(jaxpr: Jaxpr, active: set[Var], pieces: Sequence[Span]) -> _PeakEstimate:
+    def of(jaxpr: Jaxpr, active: set[Var], sizes: Sequence[int], pieces: Sequence[Span]) -> _PeakEstimate:
         is_work = _work_of(jaxpr)
         made: dict[Var, int] = {}
         last: dict[Var, int] = {}
-        reads, works = [], []
+        widest, works, windows = [], [], []
         for number, piece in enumerate(pieces):
             eqns = jaxpr.eqns[piece.start : piece.stop]
             inputs = [v for v in free_vars(eqns) if v in active and v in made]
             last.update((v, number) for v in inputs)
-            reads.append(max(map(nbytes, inputs), default=0))
-            works.append([_produced([e]) for e in eqns if is_work(e)] or [0])
+            results = [_produced([e]) for e in eqns if is_work(e)]
+            widest.append(max([*results, *map(nbytes, inputs)], default=0))
+            works.append(sum(results))
+            windows.append(max((_window_need(e) for e in eqns), default=0))
             made.update((v, number) for e in eqns for v in e.outvars)
         outs: list[list[tuple[int, int]]] = [[] for _ in pieces]
         for v, reader in last.items():
             outs[made[v]].append((reader, nbytes(v)))
-        return _PeakEstimate(reads, works, outs)
+        return _PeakEstimate(widest, works, windows, [sizes[p.stop] for p in pieces], outs)
 
     def most(self) -> int:
         """An upper bound of every estimate."""
@@ -424,10 +434,22 @@ class _PeakEstimate:
         return sum(b for outs in self.outs[first:stop] for reader, b in outs if reader >= stop)
 
     def _working_set(self, first: int, stop: int) -> int:
-        """What the backward pass of a stage needs: each result of work and what is computed from it once, and at the widest
-        place three values more: the cotangents on both sides, and a copy in another layout."""
-        works = [b for piece in self.works[first:stop] for b in piece]
-        return 2 * sum(works) + 3 * max(*works, *self.reads[first:stop])
+        """What the backward pass of a stage needs.
+
+        The cotangents that come in; each result of work, and what is computed from it once; at the widest place a cotangent
+        or a copy in another layout, and one more where a cotangent of the stage's own goes on.
+        """
+        several = 2 if stop - first > 1 else 1
+        results = 2 * sum(self.works[first:stop]) + several * max(self.widest[first:stop])
+        return self.next[stop - 1] + max(results, *self.windows[first:stop])
+
+
+def _window_need(eqn: JaxprEqn) -> int:
+    """Bytes that the derivative of a window reduction may need: XLA on CPU makes an index array per dimension."""
+    if eqn.primitive.name not in _WINDOWS:
+        return 0
+    operand = eqn.invars[0]
+    return nbytes(operand) * (1 + len(operand.aval.shape)) if is_var(operand) else 0
 
 
 def _even(jaxpr: Jaxpr, spans: Sequence[Span], shares: int) -> list[Span]:

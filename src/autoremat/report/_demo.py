@@ -49,7 +49,7 @@ def policies_report(data: Data) -> Report:
     columns = (
         Column(title="jax.checkpoint policy", number=False),
         Column(title="Peak"),
-        Column(title="of unplanned"),
+        Column(title="Share"),
         Column(title="FLOPs a step"),
         Column(title="Fits", number=False),
     )
@@ -112,6 +112,16 @@ def _curves(ways: Sequence[Data]) -> Table:
     return Table(columns=tuple(Column(title=t) for t in titles), rows=tuple(rows))
 
 
+def _broken(name: str, width: int = 16) -> str:
+    """A long name in several lines, broken behind underscores."""
+    lines = [""]
+    for part in name.replace("_", "_\n").splitlines():
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
 def _comparison(data: Data) -> tuple[Block, ...]:
     ways = data["ways"]
     unplanned = data["unplanned_bytes"]
@@ -120,7 +130,7 @@ def _comparison(data: Data) -> tuple[Block, ...]:
         return (label, *(text(way) for way in ways))
 
     rows = (
-        row("What is kept", lambda w: w["policy"]),
+        row("What is kept", lambda w: _broken(w["policy"])),
         row("Compiled peak", lambda w: size_text(w["peak_bytes"])),
         row("  of unplanned", lambda w: share_text(w["peak_bytes"], unplanned)),
         row("  temporaries", lambda w: size_text(w["temp_bytes"])),

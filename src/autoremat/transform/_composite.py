@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from autoremat._compat import (
@@ -15,9 +14,11 @@ from autoremat._compat import (
     Jaxpr,
     JaxprEqn,
     Var,
+    Zero,
     close_jaxpr,
     eqn_effects,
     inside_shard_map,
+    instantiate,
     new_eqn,
     new_jaxpr,
     new_var,
@@ -25,36 +26,58 @@ from autoremat._compat import (
     scan_params,
     scan_sizes,
     shard_map_residual,
+    stacked_aval,
     without_axis_effects,
 )
-from autoremat.transform._jaxpr import free_vars, inline_calls, is_var, live_eqns, traced_eqns
+from autoremat.transform._jaxpr import free_vars, inline_body, is_var, live_eqns, traced_eqns
 from autoremat.transform._split import CompositeSplit, Decider, Split, composite_rules, prune, split_eqns
 
+def _opened(closed: Any) -> tuple[Jaxpr, dict[Var, Any]]:
+    """The body in a parameter of an equation, calls inlined, and the constants that it reads beside its inputs."""
+    opened, consts = open_jaxpr(closed)
+    body = inline_body(new_jaxpr(opened.invars, opened.outvars, opened.eqns, opened))
+    return body, dict(zip(opened.constvars, consts, strict=True))
+
+
+def _closed(body: Jaxpr, constants: Mapping[Var, Any]) -> Any:
+    """The opposite of `_opened`, with the constants that are still read."""
+    read = set(free_vars(body.eqns, body.outvars))
+    return close_jaxpr(body, {v: value for v, value in constants.items() if v in read})
+
+
 # ---------------------------------------------------------------------------------------------------------------- scan
-
-
-def _stacked(aval: Any, length: int) -> Any:
-    """The aval of `length` values stacked along a new leading axis."""
-    stacked = jax.eval_shape(lambda x: jnp.broadcast_to(x[None], (length, *x.shape)), _shape_struct(aval))
-    return aval.update(shape=stacked.shape, weak_type=False)
-
-
-def _shape_struct(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 def split_scan(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> CompositeSplit | None:
     """Split the body; what an iteration keeps is stacked, and read by the second run of the loop.
 
-    The second run carries only what it needs itself: a carry that no kept value replaces is computed again.
+    The second run carries only what it needs itself: a carry that no kept value replaces is computed again. An output
+    that is kept in every iteration is kept outside as the output that it is.
     """
-    body, consts = open_jaxpr(eqn.params["jaxpr"])
-    if consts:
-        return None
-    body, hoisted = inline_calls(body)
-    if hoisted:
-        return None
+    body, constants = _opened(eqn.params["jaxpr"])
     num_consts, num_carry = scan_sizes(eqn.params)
+    split, again = _split_iteration(body, wanted, num_consts, num_carry, decider)
+    stacks: dict[Var, Var] = {}
+    run = list(again)
+    for i, v in enumerate(body.outvars):
+        if i >= num_carry and again[i] and is_var(v) and v in split.kept and v not in stacks:
+            stacks[v], run[i] = eqn.outvars[i], False
+    new = [v for v in split.kept if v not in stacks]
+    stacks.update((v, new_var(stacked_aval(v.aval, eqn.params["length"]))) for v in new)
+    forward_body = new_jaxpr(body.invars, [*body.outvars, *new], split.forward, body)
+    forward = eqn.replace(
+        outvars=[*eqn.outvars, *(stacks[v] for v in new)],
+        params=scan_params(eqn.params, _closed(forward_body, constants), num_consts, num_carry),
+    )
+    kept = {stacks[v]: codec for v, codec in split.kept.items()}
+    rerun = _rerun_scan(eqn, body, constants, split, run, stacks) if any(run) else None
+    return CompositeSplit(forward=forward, kept=kept, rerun=rerun)
+
+
+def _split_iteration(
+    body: Jaxpr, wanted: Sequence[bool], num_consts: int, num_carry: int, decider: Decider
+) -> tuple[Split, list[bool]]:
+    """Split the body for the wanted outputs and for the carry that they need; also which outputs those are."""
     carry_in = body.invars[num_consts : num_consts + num_carry]
     again = list(wanted)
     while True:
@@ -63,140 +86,143 @@ def split_scan(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> Composite
         reads = set(free_vars(prune(split.rerun, demanded), demanded))
         grown = [w or v in reads for w, v in zip(again, carry_in, strict=False)]
         if grown == again[:num_carry]:
-            break
+            return split, again
         again[:num_carry] = grown
-    return _rebuild_scan(eqn, body, split, again, wanted)
 
 
-def _rebuild_scan(eqn: JaxprEqn, body: Jaxpr, split: Split, again: list[bool], wanted: list[bool]) -> CompositeSplit:
-    num_consts, num_carry = scan_sizes(eqn.params)
-    length = eqn.params["length"]
-    kept_body = list(split.kept)
-    stacks = {v: new_var(_stacked(v.aval, length)) for v in kept_body}
-    forward_body = new_jaxpr(body.invars, [*body.outvars, *kept_body], split.forward, body)
-    forward = eqn.replace(
-        outvars=[*eqn.outvars, *stacks.values()],
-        params=scan_params(eqn.params, forward_body, num_consts, num_carry),
-    )
-    # An output that is kept in every iteration is kept outside as it is.
-    replaced = {
-        i for i, v in enumerate(body.outvars) if i >= num_carry and again[i] and is_var(v) and v in split.kept
-    }
-    run = [a and i not in replaced for i, a in enumerate(again)]
-    kept = {stacks[v]: split.kept[v] for v in kept_body}
-    rerun = None
-    if any(run):
-        rerun = _rerun_scan(eqn, body, split, run, stacks)
-    if not replaced:
-        return CompositeSplit(forward=forward, kept=kept, rerun=rerun)
-    return _alias_outputs(forward, eqn, body, stacks, kept, replaced, rerun)
-
-
-def _alias_outputs(
-    forward: JaxprEqn,
-    eqn: JaxprEqn,
-    body: Jaxpr,
-    stacks: dict[Var, Var],
-    kept: dict[Var, str],
-    replaced: set[int],
-    rerun: JaxprEqn | None,
-) -> CompositeSplit:
-    """Name the kept stack by the output of the loop that it equals, so that nothing has to be copied."""
-    rename = {}
-    for i in replaced:
-        rename[stacks[body.outvars[i]]] = eqn.outvars[i]
-    kept = {rename.get(v, v): codec for v, codec in kept.items()}
-    extra = [v for v in forward.outvars[len(eqn.outvars) :]]
-    keep_positions = [j for j, v in enumerate(extra) if v not in rename]
-    inner, _ = open_jaxpr(forward.params["jaxpr"])
-    inner_extra = inner.outvars[len(eqn.outvars) :]
-    inner = new_jaxpr(
-        inner.invars, [*inner.outvars[: len(eqn.outvars)], *(inner_extra[j] for j in keep_positions)], inner.eqns, inner
-    )
-    forward = forward.replace(
-        outvars=[*eqn.outvars, *(extra[j] for j in keep_positions)],
-        params=scan_params(forward.params, inner, *scan_sizes(forward.params)),
-    )
-    if rerun is not None:
-        rerun = rerun.replace(invars=[rename.get(v, v) if is_var(v) else v for v in rerun.invars])
-    return CompositeSplit(forward=forward, kept=kept, rerun=rerun)
-
-
-def _rerun_scan(eqn: JaxprEqn, body: Jaxpr, split: Split, run: list[bool], stacks: dict[Var, Var]) -> JaxprEqn:
+def _rerun_scan(
+    eqn: JaxprEqn, body: Jaxpr, constants: Mapping[Var, Any], split: Split, run: list[bool], stacks: dict[Var, Var]
+) -> JaxprEqn:
     num_consts, num_carry = scan_sizes(eqn.params)
     outs = [v for v, r in zip(body.outvars, run, strict=True) if r]
     eqns = prune(split.rerun, outs)
     reads = set(free_vars(eqns, outs))
-    consts_in = list(range(num_consts))
-    carry_in = list(range(num_consts, num_consts + num_carry))
-    xs_in = list(range(num_consts + num_carry, len(body.invars)))
-    consts_used = [i for i in consts_in if body.invars[i] in reads]
-    carry_used = [i for i in carry_in if run[i - num_consts]]
-    xs_used = [i for i in xs_in if body.invars[i] in reads]
-    kept_used = [v for v in stacks if v in reads]
-    order = [*consts_used, *carry_used, *xs_used]
-    new_body = new_jaxpr([*(body.invars[i] for i in order), *kept_used], outs, eqns, body)
-    invars = [*(eqn.invars[i] for i in order), *(stacks[v] for v in kept_used)]
-    new_params = scan_params(eqn.params, new_body, len(consts_used), len(carry_used))
-    outvars = [v for v, r in zip(eqn.outvars, run, strict=True) if r]
+    read = [i for i, v in enumerate(body.invars) if v in reads]
+    consts = [i for i in read if i < num_consts]
+    carry = [i + num_consts for i in range(num_carry) if run[i]]
+    xs = [i for i in read if i >= num_consts + num_carry]
+    order = [*consts, *carry, *xs]
+    kept = [v for v in stacks if v in reads]
+    rerun_body = new_jaxpr([*(body.invars[i] for i in order), *kept], outs, eqns, body)
+    invars = [*(eqn.invars[i] for i in order), *(stacks[v] for v in kept)]
     return new_eqn(
-        invars, outvars, eqn.primitive, new_params, eqn_effects(new_body, invars), eqn.source_info, eqn.ctx
+        invars,
+        [v for v, r in zip(eqn.outvars, run, strict=True) if r],
+        eqn.primitive,
+        scan_params(eqn.params, _closed(rerun_body, constants), len(consts), len(carry)),
+        eqn_effects(rerun_body, invars),
+        eqn.source_info,
+        eqn.ctx,
     )
 
 
 # ---------------------------------------------------------------------------------------------------------------- cond
 
 
+@dataclass
+class _Slot:
+    """A place for what a branch keeps. Only one branch runs, so branches share the slots of one type."""
+
+    outer: Var
+    codec: str
+    of_branch: dict[int, Var]
+
+    def takes(self, branch: int, v: Var, codec: str) -> bool:
+        return branch not in self.of_branch and self.outer.aval == _strong(v.aval) and self.codec == codec
+
+
+def _strong(aval: Any) -> Any:
+    return aval.update(weak_type=False)
+
+
 def split_cond(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> CompositeSplit | None:
-    """Split each branch. A branch returns what it keeps, and zeros for what the other branches keep."""
-    bodies = []
-    for branch in eqn.params["branches"]:
-        body, consts = open_jaxpr(branch)
-        body, hoisted = inline_calls(body)
-        if consts or hoisted:
-            return None
-        bodies.append(body)
+    """Split each branch. A branch returns what it keeps, and zeros where only other branches keep something."""
+    bodies, constants = zip(*map(_opened, eqn.params["branches"]), strict=True)
     splits = []
     for body in bodies:
         demanded = [v for v, w in zip(body.outvars, wanted, strict=True) if w]
         splits.append(split_eqns(body.eqns, demanded, decider))
-    kept = [(b, v) for b, split in enumerate(splits) for v in split.kept]
-    if any(not jnp.issubdtype(v.aval.dtype, jnp.number) and v.aval.dtype != bool for _, v in kept):
+    if not all(_can_be_zero(v.aval) for split in splits for v in split.kept):
         return None
-    outer = [new_var(v.aval.update(weak_type=False)) for _, v in kept]
-    forward_branches = [
-        _forward_branch(b, body, splits[b], kept) for b, body in enumerate(bodies)
+    aliases = _kept_by_all(eqn, bodies, splits, wanted)
+    new = _new_slots(splits, [*aliases.values()])
+    slots = [*aliases.values(), *new]
+    forward = eqn.replace(
+        outvars=[*eqn.outvars, *(slot.outer for slot in new)],
+        params=dict(
+            eqn.params,
+            branches=tuple(
+                _closed(_forward_branch(b, body, splits[b], new), constants[b]) for b, body in enumerate(bodies)
+            ),
+        ),
+    )
+    kept = {slot.outer: slot.codec for slot in slots}
+    again = [i for i, w in enumerate(wanted) if w and i not in aliases]
+    if not again:
+        return CompositeSplit(forward=forward, kept=kept, rerun=None)
+    branches = [
+        _closed(_rerun_branch(b, body, splits[b], slots, again), constants[b]) for b, body in enumerate(bodies)
     ]
-    rerun_branches = [_rerun_branch(b, body, splits[b], kept, wanted) for b, body in enumerate(bodies)]
-    forward = eqn.replace(outvars=[*eqn.outvars, *outer], params=dict(eqn.params, branches=tuple(forward_branches)))
-    invars = [*eqn.invars, *outer]
-    outvars = [v for v, w in zip(eqn.outvars, wanted, strict=True) if w]
     rerun = new_eqn(
-        invars,
-        outvars,
+        [*eqn.invars, *(slot.outer for slot in slots)],
+        [eqn.outvars[i] for i in again],
         eqn.primitive,
-        dict(eqn.params, branches=tuple(rerun_branches)),
+        dict(eqn.params, branches=tuple(branches)),
         eqn.effects,
         eqn.source_info,
         eqn.ctx,
     )
-    codecs = {o: splits[b].kept[v] for o, (b, v) in zip(outer, kept, strict=True)}
-    return CompositeSplit(forward=forward, kept=codecs, rerun=rerun)
+    return CompositeSplit(forward=forward, kept=kept, rerun=rerun)
 
 
-def _forward_branch(b: int, body: Jaxpr, split: Split, kept: Sequence[tuple[int, Var]]) -> Any:
-    others = [v.aval for owner, v in kept if owner != b]
-    zero_eqns, zeros = traced_eqns(lambda: [jnp.zeros(a.shape, a.dtype) for a in others], (), "cond residuals")
+def _can_be_zero(aval: Any) -> bool:
+    dtype = getattr(aval, "dtype", None)
+    return dtype is not None and (jnp.issubdtype(dtype, jnp.number) or dtype == bool)
+
+
+def _kept_by_all(
+    eqn: JaxprEqn, bodies: Sequence[Jaxpr], splits: Sequence[Split], wanted: Sequence[bool]
+) -> dict[int, _Slot]:
+    """The outputs that every branch keeps: kept outside as the outputs that they are."""
+    found: dict[int, _Slot] = {}
+    taken: set[Var] = set()
+    for i, w in enumerate(wanted):
+        made = [body.outvars[i] for body in bodies]
+        if not w or isinstance(eqn.outvars[i], DropVar) or not all(is_var(v) for v in made):
+            continue
+        codecs = {split.kept.get(v) for v, split in zip(made, splits, strict=True)}
+        if len(codecs) == 1 and None not in codecs and not taken & set(made):
+            found[i] = _Slot(eqn.outvars[i], codecs.pop(), dict(enumerate(made)))
+            taken.update(made)
+    return found
+
+
+def _new_slots(splits: Sequence[Split], there: Sequence[_Slot]) -> list[_Slot]:
+    slots: list[_Slot] = []
+    for b, split in enumerate(splits):
+        for v, codec in split.kept.items():
+            if any(slot.of_branch.get(b) is v for slot in there):
+                continue
+            slot = next((s for s in slots if s.takes(b, v, codec)), None)
+            if slot is None:
+                slot = _Slot(new_var(_strong(v.aval)), codec, {})
+                slots.append(slot)
+            slot.of_branch[b] = v
+    return slots
+
+
+def _forward_branch(b: int, body: Jaxpr, split: Split, slots: Sequence[_Slot]) -> Jaxpr:
+    empty = [slot.outer.aval for slot in slots if b not in slot.of_branch]
+    zero_eqns, zeros = traced_eqns(lambda: [instantiate(Zero(a)) for a in empty], (), "cond residuals")
     filler = iter(zeros)
-    extra = [v if owner == b else next(filler) for owner, v in kept]
-    return close_jaxpr(new_jaxpr(body.invars, [*body.outvars, *extra], [*split.forward, *zero_eqns], body))
+    extra = [slot.of_branch[b] if b in slot.of_branch else next(filler) for slot in slots]
+    return new_jaxpr(body.invars, [*body.outvars, *extra], [*split.forward, *zero_eqns], body)
 
 
-def _rerun_branch(b: int, body: Jaxpr, split: Split, kept: Sequence[tuple[int, Var]], wanted: list[bool]) -> Any:
-    outs = [v for v, w in zip(body.outvars, wanted, strict=True) if w]
-    eqns = prune(split.rerun, outs)
-    extra = [v if owner == b else new_var(v.aval) for owner, v in kept]
-    return close_jaxpr(new_jaxpr([*body.invars, *extra], outs, eqns, body))
+def _rerun_branch(b: int, body: Jaxpr, split: Split, slots: Sequence[_Slot], again: Sequence[int]) -> Jaxpr:
+    outs = [body.outvars[i] for i in again]
+    received = [slot.of_branch.get(b) or new_var(slot.outer.aval) for slot in slots]
+    return new_jaxpr([*body.invars, *received], outs, prune(split.rerun, outs), body)
 
 
 # ------------------------------------------------------------------------------------------------- jit, checkpoint, shard_map
@@ -287,12 +313,9 @@ def _split_call(
 
 def split_checkpoint(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> CompositeSplit | None:
     """Split a nested checkpoint: what runs again stays a checkpoint, so that two levels of recomputation survive."""
-    body, hoisted = inline_calls(eqn.params["jaxpr"])
-    if hoisted:
-        return None
     return _split_call(
         eqn,
-        body,
+        inline_body(eqn.params["jaxpr"]),
         wanted,
         decider,
         lambda forward_body, half: {"jaxpr": forward_body},
@@ -301,17 +324,14 @@ def split_checkpoint(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> Com
 
 
 def split_jit(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> CompositeSplit | None:
-    """Split a `jit` that has shardings or layouts of its own; others are inlined before. What is kept has none."""
-    body, consts = open_jaxpr(eqn.params["jaxpr"])
-    body, hoisted = inline_calls(body)
-    if consts or hoisted:
-        return None
+    """Split a `jit` that has shardings, layouts or constants of its own; others are inlined before."""
+    body, constants = _opened(eqn.params["jaxpr"])
     params = eqn.params
 
     def of_forward(forward_body: Jaxpr, half: _Halves) -> dict[str, Any]:
         count = len(half.new)
         return {
-            "jaxpr": close_jaxpr(forward_body),
+            "jaxpr": _closed(forward_body, constants),
             "out_shardings": (*params["out_shardings"], *(UNSPECIFIED,) * count),
             "out_layouts": (*params["out_layouts"], *(None,) * count),
         }
@@ -319,7 +339,7 @@ def split_jit(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> CompositeS
     def of_rerun(rerun_body: Jaxpr, half: _Halves) -> dict[str, Any]:
         count = len(half.kept)
         return {
-            "jaxpr": close_jaxpr(rerun_body),
+            "jaxpr": _closed(rerun_body, constants),
             "in_shardings": (*(params["in_shardings"][i] for i in half.reads), *(UNSPECIFIED,) * count),
             "in_layouts": (*(params["in_layouts"][i] for i in half.reads), *(None,) * count),
             "donated_invars": (False,) * (len(half.reads) + count),
@@ -337,9 +357,7 @@ def split_shard_map(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> Comp
     if consts:
         return None
     with inside_shard_map(params):
-        body, hoisted = inline_calls(body)
-        if hoisted:
-            return None
+        body = inline_body(body)
         half = _halves(body, wanted, decider, {})
         add_axis, handed, remove_axis, received = _with_an_axis(half.split.kept)
     specs, avals = zip(*(shard_map_residual(params, v.aval) for v in handed), strict=True) if handed else ((), ())

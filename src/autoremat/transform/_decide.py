@@ -6,15 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from autoremat._compat import JaxprEqn, Offloadable, SaveableType, Var, effect_may_repeat, name_p, random_impl_of
+from autoremat._compat import JaxprEqn, Offloadable, SaveableType, Var, name_p
 from autoremat.storage import DEVICE_NAME
 from autoremat.transform._linearize import Joint
 from autoremat.transform._policies import NothingSaveable, check_decision
-from autoremat.transform._split import RECURSE, Decider, composite_rules
-
-# Their bits depend on how the program is partitioned: a second draw may differ from the first.
-_PARTITION_DEPENDENT = frozenset({"rbg", "unsafe_rbg"})
-
+from autoremat.transform._split import RECURSE, Decider, composite_rules, may_run_again
 
 @runtime_checkable
 class GraphPolicy(Protocol):
@@ -23,16 +19,6 @@ class GraphPolicy(Protocol):
     def decider(self, joint: Joint) -> Decider:
         """The decisions for this program."""
         ...
-
-
-def may_run_again(eqn: JaxprEqn) -> bool:
-    """Whether a second execution gives the same values, and is allowed."""
-    name = eqn.primitive.name
-    if name in {"rng_bit_generator", "rng_uniform"}:
-        return False
-    if name == "random_bits" and random_impl_of(eqn.invars[0].aval.dtype) in _PARTITION_DEPENDENT:
-        return False
-    return all(effect_may_repeat(e) for e in eqn.effects)
 
 
 @dataclass(frozen=True)

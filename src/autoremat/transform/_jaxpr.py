@@ -59,10 +59,14 @@ def substitute(atoms: Iterable[Any], env: Mapping[Var, Any]) -> list[Any]:
 
 
 class _Inliner:
-    """Collects the equations of nested calls in one flat list, with fresh variables for each call."""
+    """Collects the equations of nested calls in one flat list, with fresh variables for each call.
 
-    def __init__(self, calls: Mapping[str, str] = _CALLS) -> None:
+    `hoist` says what to do with a call that holds constants: hoist them, or leave the call as it is.
+    """
+
+    def __init__(self, calls: Mapping[str, str] = _CALLS, hoist: bool = True) -> None:
         self.calls = calls
+        self.hoist = hoist
         self.eqns: list[JaxprEqn] = []
         self.constants: dict[Var, Any] = {}
 
@@ -72,8 +76,8 @@ class _Inliner:
                 eqn = with_source_of(eqn, call)
             invars = substitute(eqn.invars, env)
             called = called_jaxpr(eqn, self.calls)
-            if called is not None:
-                inner, consts = open_jaxpr(called)
+            inner, consts = open_jaxpr(called) if called is not None else (None, ())
+            if inner is not None and (self.hoist or not consts):
                 inner_env: dict[Var, Any] = dict(zip(inner.invars, invars, strict=True))
                 for var, value in zip(inner.constvars, consts, strict=True):
                     hoisted = new_var(var.aval)
@@ -110,6 +114,13 @@ def inline_calls(jaxpr: Jaxpr, *, dissolve_checkpoints: bool = False) -> tuple[J
     outs = inliner.run(jaxpr, {}, False)
     invars = [*inliner.constants, *jaxpr.invars]
     return new_jaxpr(invars, outs, inliner.eqns, jaxpr), list(inliner.constants.values())
+
+
+def inline_body(jaxpr: Jaxpr) -> Jaxpr:
+    """Inline the plain calls in the body of a loop or a branch, which can have no constants: a call that holds some stays."""
+    inliner = _Inliner(hoist=False)
+    outs = inliner.run(jaxpr, {}, False)
+    return new_jaxpr(jaxpr.invars, outs, inliner.eqns, jaxpr)
 
 
 def live_eqns(eqns: Sequence[JaxprEqn], outs: Iterable[Any], *, effects: bool = True) -> list[JaxprEqn]:

@@ -1,7 +1,7 @@
 """From a joint program and decisions to the two programs that run.
 
     joint:   (primals, constants, tangents) -> (outs, tangents out)
-    forward: (primals, constants) -> (outs, what is kept and no out already)
+    forward: (primals, constants) -> (outs, what is kept and is no out already)
     linear:  (leaves, tangents)   -> tangents out       leaves = what it reads of (primals, constants), then kept
 
 `linear` decodes what was kept, runs again what is missing, and then is linear in the tangents.
@@ -10,15 +10,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autoremat._compat import Jaxpr, JaxprEqn, Var, in_scope, name_p, new_jaxpr, new_var
+from autoremat._compat import Jaxpr, JaxprEqn, Var, dce, in_scope, name_p, new_jaxpr, new_var, without_dead_code
 from autoremat._errors import UnmatchedNameWarning
 from autoremat.storage import CODECS
 from autoremat.transform._decide import decider_for
-from autoremat.transform._jaxpr import cached_by_jaxpr, free_vars, live_eqns, subjaxprs, traced_eqns
+from autoremat.transform._jaxpr import cached_by_jaxpr, free_vars, is_var, live_eqns, subjaxprs, traced_eqns
 from autoremat.transform._linearize import Joint, linearize_cached
 from autoremat.transform._policies import requested_names
 from autoremat.transform._split import Split, prune, split_eqns
@@ -43,8 +43,13 @@ class Partition:
 
     @property
     def recomputes(self) -> bool:
-        """Whether anything but a tag runs in the backward pass again."""
-        return any(e.primitive is not name_p for e in self.reruns)
+        """Whether anything is computed again in the backward pass; to pass a value on is no computation."""
+        return any(_computes(e) for e in self.reruns)
+
+
+def _computes(eqn: JaxprEqn) -> bool:
+    inner = subjaxprs(eqn)
+    return any(_computes(e) for j in inner for e in j.eqns) if inner else eqn.primitive is not name_p
 
 
 def partition(jaxpr: Jaxpr, nonzero: tuple[bool, ...], policy: Any) -> Partition:
@@ -60,8 +65,7 @@ partition_cached = cached_by_jaxpr(partition)
 def emit(joint: Joint, split: Split) -> Partition:
     """Build the two programs."""
     rerun = prune(split.rerun, [v for v in joint.demanded if v not in split.kept])
-    tangents = set(joint.tangents)
-    reads = set(free_vars([*rerun, *joint.linear_eqns], joint.tangent_outs)) - tangents
+    backward_eqns, reads = _live_backward(joint, rerun)
     kept = [v for v in split.kept if v in reads]
     leaves = tuple(i for i, v in enumerate(joint.inputs) if v in reads)
 
@@ -79,11 +83,11 @@ def emit(joint: Joint, split: Split) -> Partition:
         if not any(out is o for o in outs):
             outs.append(out)
         kept_results.append(next(i for i, o in enumerate(outs) if o is out))
-    forward = new_jaxpr(joint.inputs, outs, live_eqns(forward_eqns, outs), joint.like)
+    forward = without_dead_code(new_jaxpr(joint.inputs, outs, live_eqns(forward_eqns, outs), joint.like))
     linear = new_jaxpr(
         [*(joint.inputs[i] for i in leaves), *encoded_in, *joint.tangents],
         joint.tangent_outs,
-        [*decode_eqns, *(in_scope(e, "rematted_computation") for e in rerun), *joint.linear_eqns],
+        [*decode_eqns, *backward_eqns],
         joint.like,
     )
     return Partition(
@@ -94,8 +98,27 @@ def emit(joint: Joint, split: Split) -> Partition:
         kept_results=tuple(kept_results),
         constants=joint.constants,
         nonzero_outs=joint.nonzero_outs,
-        reruns=tuple(rerun),
+        reruns=tuple(_independent(backward_eqns, joint.tangents)),
     )
+
+
+def _live_backward(joint: Joint, rerun: Sequence[JaxprEqn]) -> tuple[list[JaxprEqn], set[Var]]:
+    """The equations of the linear part, without what is dead inside a `scan` or `cond`, and the values that they read."""
+    eqns = [*(in_scope(e, "rematted_computation") for e in rerun), *joint.linear_eqns]
+    tangents = set(joint.tangents)
+    free = [v for v in free_vars(eqns, joint.tangent_outs) if v not in tangents]
+    whole = new_jaxpr([*free, *joint.tangents], joint.tangent_outs, eqns, joint.like)
+    live, used = dce(whole, [True] * len(joint.tangent_outs))
+    return list(live.eqns), {v for v, u in zip(free, used, strict=False) if u}
+
+
+def _independent(eqns: Sequence[JaxprEqn], tangents: Sequence[Var]) -> Iterator[JaxprEqn]:
+    depends = set(tangents)
+    for eqn in eqns:
+        if any(is_var(v) and v in depends for v in eqn.invars):
+            depends.update(eqn.outvars)
+        else:
+            yield eqn
 
 
 def _coded(v: Var, codec_name: str) -> tuple[list[JaxprEqn], Any, Var, list[JaxprEqn]]:

@@ -9,6 +9,7 @@ Design: see `docs/transformation.md`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -341,7 +342,11 @@ batching.fancy_primitive_batchers[linear_p] = _linear_batch
 def _dce_rule(used_outputs: list[bool], eqn: JaxprEqn) -> tuple[list[bool], JaxprEqn | None]:
     if not any(used_outputs) and not eqn_is_effectful(eqn):
         return [False] * len(eqn.invars), None
-    pruned, used_inputs = dce(eqn.params["jaxpr"], used_outputs)
+    jaxpr = eqn.params["jaxpr"]
+    pruned, used_inputs = dce(jaxpr, used_outputs)
+    unchanged = len(pruned.eqns) == len(jaxpr.eqns) and all(map(operator.is_, pruned.eqns, jaxpr.eqns))
+    if unchanged and all(used_inputs) and all(used_outputs):
+        return used_inputs, eqn  # the same jaxpr, so that caches by jaxpr find it
     invars = [v for v, u in zip(eqn.invars, used_inputs, strict=True) if u]
     outvars = [v for v, u in zip(eqn.outvars, used_outputs, strict=True) if u]
     guarded = eqn.params.get("num_leaves", len(eqn.invars))

@@ -125,15 +125,15 @@ def bind_call(
     return Call(tuple(leaves), tree, static_args, static_kwargs, len(args))
 
 
-def _check_outputs(fun: Callable[..., Any], outs: Sequence[Any], tree: Any, what: str) -> None:
+def _check_outputs(outs: Sequence[Any], tree: Any, debug: Any) -> None:
     for i, x in enumerate(outs):
         try:
             typeof(x)
         except TypeError:
             path, _ = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(tree, range(len(outs))))[0][i]
             raise TypeError(
-                f"function {fun} traced for {what} returned a value of type {type(x)} at output component "
-                f"{jax.tree_util.keystr(path) or 'result'}, which is not a valid JAX type"
+                f"function {debug.func_src_info} traced for {debug.traced_for} returned a value of type {type(x)} at "
+                f"output component {jax.tree_util.keystr(path) or 'result'}, which is not a valid JAX type"
             ) from None
 
 
@@ -146,7 +146,7 @@ def _trace_call(
         nonlocal out_tree
         args, kwargs = _rebuild(tree, static_args, static_kwargs, num_args, leaves)
         outs, out_tree = jax.tree.flatten(fun(*args, **kwargs))
-        _check_outputs(fun, outs, out_tree, what)
+        _check_outputs(outs, out_tree, debug)
         return outs
 
     statics = dict(static_args)

@@ -1,0 +1,523 @@
+"""Plans of small models: budgets met by an independent compilation, gradients unchanged, and the same plan every time."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import autoremat as ar
+from autoremat.plan import _candidates
+from autoremat.plan._rewrite import LoopBlock, blocks
+from support.interpreter import interpreted
+
+WIDTH, BATCH, LAYERS = 16, 128, 3
+
+
+# ------------------------------------------------------------------------------------------------------------- models
+
+
+def layer(x: Any, w: Any) -> Any:
+    """Activations are its bulk, and most of them are cheap to make again."""
+    y = jnp.sin(x @ w)
+    return jax.nn.relu((jnp.sin(y) * jnp.cos(x)) @ w) + x
+
+
+def mlp(ws: Any, x: Any) -> Any:
+    for w in ws:
+        x = layer(x, w)
+    return jnp.mean(x**2)
+
+
+def scanned(ws: Any, x: Any) -> Any:
+    return jnp.mean(lax.scan(lambda c, w: (layer(c, w), None), x, ws)[0] ** 2)
+
+
+def branching(ws: Any, x: Any) -> Any:
+    for i, w in enumerate(ws):
+        x = lax.cond(x[0, 0] > i, layer, lambda x, w: layer(jnp.sin(x), w), x, w)
+    return jnp.mean(x**2)
+
+
+@jax.custom_vjp
+def _scaled_sin(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+_scaled_sin.defvjp(lambda x: (jnp.sin(x), jnp.cos(x)), lambda cos, ct: (2 * cos * ct,))
+
+
+def own_derivative(ws: Any, x: Any) -> Any:
+    for w in ws:
+        x = layer(_scaled_sin(x), w)
+    return jnp.mean(x**2)
+
+
+def checkpointed(ws: Any, x: Any) -> Any:
+    for w in ws:
+        x = ar.checkpoint(layer)(x, w)
+    return jnp.mean(x**2)
+
+
+def checkpointed_scan(ws: Any, x: Any) -> Any:
+    body = jax.checkpoint(lambda c, w: (layer(c, w), None))
+    return jnp.mean(lax.scan(body, x, ws)[0] ** 2)
+
+
+def with_aux(ws: Any, x: Any) -> Any:
+    return mlp(ws, x), {"norm": jnp.sum(x), "n": 3}
+
+
+def in_three(w: Any, x: Any, scale: Any, *, shift: Any = 0.0) -> Any:
+    for _ in range(LAYERS):
+        x = layer(x * scale + shift, w)
+    return jnp.mean(x**2)
+
+
+@functools.cache
+def arguments(*, stacked: bool = False) -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    ws = [jnp.asarray(rng.normal(size=(WIDTH, WIDTH)) / 4, jnp.float32) for _ in range(LAYERS)]
+    x = jnp.asarray(rng.normal(size=(BATCH, WIDTH)), jnp.float32)
+    return (jnp.stack(ws) if stacked else ws), x
+
+
+_STACKED = (scanned, checkpointed_scan)
+
+
+def args_of(fun: Callable[..., Any]) -> tuple[Any, Any]:
+    return arguments(stacked=fun in _STACKED)
+
+
+@functools.cache
+def planned(fun: Callable[..., Any], budget: str) -> ar.Plan:
+    """A plan, made once for all tests."""
+    return ar.plan(fun, *args_of(fun), budget=budget, effort="fast")
+
+
+def assert_close(got: Any, want: Any, tolerance: float = 2e-6) -> None:
+    """Equal up to rounding, relative to the largest element of each array."""
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        scale = np.max(np.abs(np.asarray(b, np.float64)), initial=1e-30)
+        np.testing.assert_allclose(np.asarray(a) / scale, np.asarray(b) / scale, rtol=0, atol=tolerance)
+
+
+MODELS = [
+    (mlp, "70%"),
+    (scanned, "60%"),
+    (branching, "90%"),
+    (own_derivative, "80%"),
+    (checkpointed, "70%"),
+    (checkpointed_scan, "60%"),
+]
+
+
+# -------------------------------------------------------------------------------------------- what is promised is kept
+
+
+@pytest.mark.parametrize(("fun", "budget"), MODELS)
+def test_budget_is_met_and_the_gradient_unchanged(fun: Any, budget: str) -> None:
+    plan, args = planned(fun, budget), args_of(fun)
+    assert plan.decisions
+    assert plan.peak_bytes <= plan.budget_bytes < plan.unplanned_bytes
+    gradient = jax.value_and_grad(plan.apply(fun))
+    use = ar.measure(gradient, *args, compiler_options=plan.compiler_options)
+    assert use.peak_bytes == plan.peak_bytes == plan.memory.peak_bytes
+    assert ar.measure(jax.value_and_grad(fun), *args).peak_bytes >= plan.peak_bytes
+    options = dict(plan.compiler_options)
+    assert_close(
+        jax.jit(gradient, compiler_options=options)(*args),
+        jax.jit(jax.value_and_grad(fun), compiler_options=options)(*args),
+    )
+
+
+@pytest.mark.parametrize("fun", [mlp, scanned])
+def test_the_figures_of_a_plan(fun: Any) -> None:
+    plan = planned(fun, dict(MODELS)[fun])
+    assert plan.function == fun.__name__
+    assert plan.argnums == (0,)
+    assert not plan.has_aux
+    assert plan.target == jax.default_backend()
+    assert plan.unplanned_bytes == ar.measure(jax.value_and_grad(fun), *args_of(fun)).peak_bytes
+    assert 0 < plan.recompute_flops < plan.forward_flops
+    assert plan.forward_flops == ar.jaxpr_flops(jax.make_jaxpr(fun)(*args_of(fun)))
+    assert plan.kept_bytes > 0
+    assert plan.seconds > 0
+    assert plan.compiles >= 2
+    assert plan.compile_seconds > 0
+    assert plan.checkpoints == len(list(blocks(plan.decisions))) > 0
+    assert all(isinstance(b, LoopBlock) for b in plan.decisions) == (fun is scanned)
+
+
+def test_recomputed_flops_are_those_of_the_emitted_program() -> None:
+    """A budget is paid for in FLOPs, and the plan says how many: no more and no fewer are in the program."""
+    plan, args = planned(scanned, "60%"), args_of(scanned)
+
+    def flops(fun: Any) -> int:
+        return ar.jaxpr_flops(jax.make_jaxpr(jax.grad(fun))(*args))
+
+    assert flops(plan.apply(scanned)) - flops(scanned) == pytest.approx(plan.recompute_flops, rel=0.02)
+
+
+@pytest.mark.parametrize(("fun", "of"), [(checkpointed, mlp), (checkpointed_scan, scanned)])
+def test_checkpoints_of_the_user_are_replaced(fun: Any, of: Any) -> None:
+    """The plan of a function whose body is checkpointed already is the plan of the function without."""
+    budget = dict(MODELS)[fun]
+    plan, plain = planned(fun, budget), planned(of, budget)
+    assert plan.decisions == plain.decisions
+    assert plan.fingerprint == plain.fingerprint
+    assert (plan.peak_bytes, plan.unplanned_bytes) == (plain.peak_bytes, plain.unplanned_bytes)
+    (note,) = [n for n in plan.notes if "checkpoint(s) already" in n]
+    assert note.startswith(f"The function holds {LAYERS if fun is checkpointed else 1} checkpoint(s)")
+    assert not any("already" in n for n in plain.notes)
+
+
+def test_nothing_to_do() -> None:
+    for budget in ("100%", "250%", 10**9):
+        plan = ar.plan(mlp, *arguments(), budget=budget)
+        assert plan.decisions == ()
+        assert plan.checkpoints == plan.recompute_flops == 0
+        assert plan.peak_bytes == plan.unplanned_bytes <= plan.budget_bytes
+        assert plan.grouping == "as it is"
+        assert "The function meets the budget as it is: nothing is recomputed." in plan.notes
+    assert_close(jax.grad(plan.apply(mlp))(*arguments()), jax.grad(mlp)(*arguments()), 0)
+
+
+def test_a_function_whose_activations_are_not_its_bulk() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.sum(jnp.sin(x @ w))
+
+    plan = ar.plan(loss, jnp.ones((200, 200)), jnp.ones((1, 200)), budget="100%")
+    (note,) = [n for n in plan.notes if "not the bulk" in n]
+    assert "recomputation cannot go below arguments and outputs" in note
+    assert not any("bulk" in n for n in planned(mlp, "70%").notes)
+
+
+# ------------------------------------------------------------------------------------------------------- ways to call it
+
+
+def test_auxiliary_output() -> None:
+    args = arguments()
+    plan = ar.plan(with_aux, *args, budget="70%", has_aux=True, effort="fast")
+    assert plan.has_aux
+    assert plan.decisions == planned(mlp, "70%").decisions or plan.decisions
+    gradient = jax.value_and_grad(plan.apply(with_aux), has_aux=True)
+    use = ar.measure(gradient, *args, compiler_options=plan.compiler_options)
+    assert use.peak_bytes == plan.peak_bytes <= plan.budget_bytes
+    (value, aux), grads = gradient(*args)
+    (want_value, want_aux), want_grads = jax.value_and_grad(with_aux, has_aux=True)(*args)
+    assert aux.keys() == want_aux.keys()
+    assert_close((value, aux, grads), (want_value, want_aux, want_grads))
+
+
+@pytest.mark.parametrize("argnums", [(0, 2), [1], -2, (-1, 0), 1])
+def test_argnums(argnums: Any) -> None:
+    ws, x = arguments()
+    args = (ws[0], x, jnp.float32(1.1))
+    plan = ar.plan(in_three, *args, budget="85%", argnums=argnums, effort="fast")
+    resolved = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    assert plan.argnums == tuple(n % 3 for n in resolved)
+    gradient = jax.value_and_grad(plan.apply(in_three), argnums)
+    use = ar.measure(gradient, *args, compiler_options=plan.compiler_options)
+    assert use.peak_bytes == plan.peak_bytes <= plan.budget_bytes
+    if argnums == (0, 2):
+        assert_close(gradient(*args), jax.value_and_grad(in_three, argnums)(*args), 1e-5)
+
+
+def test_keywords_when_applied() -> None:
+    ws, x = arguments()
+    plan = planned(mlp, "70%")
+    apply = plan.apply(mlp)
+    want = jax.grad(mlp)(ws, x)
+    assert_close(jax.grad(apply)(ws, x=x), want)
+    assert_close(jax.grad(lambda ws: apply(ws=ws, x=x))(ws), want)
+    with_default = ar.plan(in_three, ws[0], x, 1.1, budget="85%", effort="fast").apply(in_three)
+    assert_close(with_default(ws[0], x, 1.1), in_three(ws[0], x, 1.1))
+    with pytest.raises(ar.PlanMismatchError):
+        with_default(ws[0], x, 1.1, shift=0.5)
+
+
+def test_shapes_in_place_of_arrays() -> None:
+    _candidates._RECORDS.clear()
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args_of(scanned))
+    plan = ar.plan(scanned, *shapes, budget="60%", effort="fast")
+    _candidates._RECORDS.clear()
+    assert plan.decisions == ar.plan(scanned, *args_of(scanned), budget="60%", effort="fast").decisions
+    assert_close(jax.grad(plan.apply(scanned))(*args_of(scanned)), jax.grad(scanned)(*args_of(scanned)))
+
+
+def test_any_callable() -> None:
+    class Model:
+        def __call__(self, ws: Any, x: Any) -> Any:
+            return mlp(ws, x)
+
+    args = arguments()
+    plan = planned(mlp, "70%")
+    for fun in (Model(), functools.partial(mlp), jax.jit(mlp), lambda ws, x: mlp(ws, x)):
+        assert_close(plan.apply(fun)(*args), mlp(*args))
+
+
+def test_an_applied_plan_looks_like_the_function() -> None:
+    apply = planned(mlp, "70%").apply(mlp)
+    assert apply.__name__ == "mlp"
+    assert apply.__wrapped__ is mlp
+
+
+def test_constants_of_the_function() -> None:
+    ws, x = arguments()
+
+    def closed(ws: Any) -> Any:
+        return mlp(ws, x)
+
+    plan = ar.plan(closed, ws, budget="75%", effort="fast")
+    assert plan.decisions
+    assert_close(jax.grad(plan.apply(closed))(ws), jax.grad(closed)(ws))
+
+
+def test_closed_over_tracers() -> None:
+    """The constants of a function may be tracers of whatever surrounds the plan; a second trace must not see the first's."""
+    ws, x = arguments()
+
+    def closed(ws: Any) -> Any:
+        return mlp(ws, x)
+
+    plan = ar.plan(closed, ws, budget="75%", effort="fast")
+
+    @jax.jit
+    def outer(ws: Any, x: Any) -> Any:
+        def inside(ws: Any) -> Any:
+            return mlp(ws, x)
+
+        return jax.grad(plan.apply(inside))(ws)
+
+    for y in (x, 2 * x):
+        assert_close(outer(ws, y), jax.grad(mlp)(ws, y))
+    per_row = jax.vmap(lambda x: jax.grad(plan.apply(lambda ws: mlp(ws, x)))(ws))(jnp.stack([x, 2 * x]))
+    assert_close(per_row, jax.vmap(lambda x: jax.grad(mlp)(ws, x))(jnp.stack([x, 2 * x])), 1e-5)
+
+
+# -------------------------------------------------------------------------------------------------------- transformations
+
+
+@pytest.mark.parametrize("fun", [mlp, scanned])
+def test_under_jit_vmap_and_checkpoint(fun: Any) -> None:
+    ws, x = args_of(fun)
+    apply = planned(fun, dict(MODELS)[fun]).apply(fun)
+    xs = jnp.stack([x, 0.5 * x])
+
+    def batch(f: Any) -> Any:
+        return interpreted(jax.vmap(jax.grad(f), (None, 0)))(ws, xs)
+
+    assert_close(batch(apply), batch(fun))
+    for wrap in (jax.jit, jax.checkpoint, ar.checkpoint):
+        assert_close(interpreted(jax.grad(wrap(apply)))(ws, x), interpreted(jax.grad(fun))(ws, x))
+    assert_close(
+        jax.jit(jax.grad(lambda ws, x: 2 * apply(ws, x)))(ws, x), jax.grad(lambda *a: 2 * fun(*a))(ws, x)
+    )
+
+
+@pytest.mark.parametrize("fun", [mlp, scanned])
+def test_grad_of_grad(fun: Any) -> None:
+    ws, x = args_of(fun)
+    apply = planned(fun, dict(MODELS)[fun]).apply(fun)
+
+    def curvature(f: Any) -> Any:
+        return interpreted(
+            jax.grad(lambda ws, x: sum(jnp.sum(g**2) for g in jax.tree.leaves(jax.grad(f)(ws, x))))
+        )(ws, x)
+
+    assert_close(curvature(apply), curvature(fun), 1e-5)
+
+
+def test_forward_mode() -> None:
+    ws, x = arguments()
+    apply = planned(mlp, "70%").apply(mlp)
+
+    def pushed(f: Any) -> Any:
+        return interpreted(lambda x: jax.jvp(lambda x: f(ws, x), (x,), (jnp.cos(x),)))(x)
+
+    assert_close(pushed(apply), pushed(mlp))
+
+
+# ------------------------------------------------------------------------------------------------------------ the search
+
+_FRESH = """
+import sys
+sys.path[:0] = {path!r}
+from plan import test_plan
+plan = test_plan.planned(test_plan.scanned, "60%")
+print(plan.peak_bytes, plan.recompute_flops, plan.fingerprint, repr(plan.decisions))
+"""
+
+
+def test_equal_calls_give_equal_plans() -> None:
+    _candidates._RECORDS.clear()
+    one, two = (ar.plan(scanned, *args_of(scanned), budget="60%", effort="fast") for _ in range(2))
+    assert one.decisions == two.decisions
+    assert one.peak_bytes == two.peak_bytes
+    assert two.compiles == 0
+    _candidates._RECORDS.clear()
+    again = ar.plan(scanned, *args_of(scanned), budget="60%", effort="fast")
+    assert again.decisions == one.decisions
+    code = _FRESH.format(path=[p for p in sys.path if p])
+    fresh = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert fresh.returncode == 0, fresh.stderr
+    assert (
+        fresh.stdout.strip() == f"{one.peak_bytes} {one.recompute_flops} {one.fingerprint} {one.decisions!r}"
+    )
+
+
+@pytest.mark.parametrize("fun", [mlp, scanned])
+@pytest.mark.parametrize("order", ["falling", "rising"])
+def test_budgets_are_monotone(fun: Any, order: str) -> None:
+    """In one record: a smaller budget never has a higher peak, a larger one never recomputes more."""
+    _candidates._RECORDS.clear()
+    args = args_of(fun)
+    whole = ar.measure(jax.value_and_grad(fun), *args).peak_bytes
+    lowest = 0.55 if fun is mlp else 0.4
+    budgets = [int(whole * (lowest + (1.02 - lowest) * i / 7)) for i in range(8)]
+    plans: dict[int, ar.Plan] = {}
+    for budget in budgets if order == "rising" else budgets[::-1]:
+        try:
+            plans[budget] = ar.plan(fun, *args, budget=budget, effort="fast")
+        except ar.InfeasibleBudgetError as error:
+            assert error.floor_bytes > budget
+    assert len(plans) >= 4
+    assert list(plans[max(plans)].decisions) == []
+    for small, large in itertools.pairwise(sorted(plans)):
+        assert plans[small].peak_bytes <= plans[large].peak_bytes
+        assert plans[small].recompute_flops >= plans[large].recompute_flops
+    assert not any(set(plans) > {b} for b in budgets if b not in plans and b > min(plans))
+
+
+class Recorded:
+    """Progress that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.ended: list[tuple[str, int]] = []
+
+    def compiling(self, what: str) -> None:
+        self.started.append(what)
+
+    def compiled(self, what: str, use: ar.MemoryUse) -> None:
+        assert self.started[-1] == what
+        self.ended.append((what, use.peak_bytes))
+
+
+def test_progress_is_told_of_each_compilation() -> None:
+    _candidates._RECORDS.clear()
+    seen = Recorded()
+    plan = ar.plan(scanned, *args_of(scanned), budget="60%", effort="fast", progress=seen)
+    assert len(seen.started) == len(seen.ended) == plan.compiles
+    assert seen.started[0] == "no recomputation"
+    assert seen.ended[0][1] == plan.unplanned_bytes
+    assert plan.peak_bytes in [peak for _, peak in seen.ended]
+
+
+# ------------------------------------------------------------------------------------------------------------ mismatches
+
+
+def _refused(plan: ar.Plan, fun: Any, *args: Any) -> str:
+    with pytest.raises(ar.PlanMismatchError) as caught:
+        plan.apply(fun)(*args)
+    text = str(caught.value)
+    assert text.startswith(f"this plan was made for `{plan.function}` with")
+    assert text.endswith("Cheapest fix: call autoremat.plan again for this function and these shapes.")
+    return text
+
+
+def test_another_function() -> None:
+    ws, x = arguments()
+    plan = planned(mlp, "70%")
+
+    def other(ws: Any, x: Any) -> Any:
+        for w in ws:
+            x = jnp.tanh(x @ w)
+        return jnp.mean(x**2)
+
+    text = _refused(plan, other, ws, x)
+    assert "was applied to `other` with" in text
+    assert "They differ first at operation 1: planned for `sin`, got `tanh`." in text
+
+
+def test_other_shapes() -> None:
+    ws, x = arguments()
+    text = _refused(planned(mlp, "70%"), mlp, ws, x[:64])
+    assert "The arguments differ: planned for (" in text
+    assert f"float32[{BATCH}, {WIDTH}]" in text
+    assert f"float32[64, {WIDTH}]" in text
+    assert "dtype" in text or "bfloat16" in _refused(planned(mlp, "70%"), mlp, ws, x.astype(jnp.bfloat16))
+
+
+def test_another_number_of_layers() -> None:
+    ws, x = arguments()
+    assert "The arguments differ" in _refused(planned(mlp, "70%"), mlp, ws[:2], x)
+
+
+def test_other_parameters() -> None:
+    def cumulative(x: Any, *, reverse: bool) -> Any:
+        for _ in range(4):
+            x = lax.cumsum(jnp.sin(jnp.sin(x)), axis=0, reverse=reverse)
+        return jnp.sum(x)
+
+    x = jnp.ones((64, 64))
+    plan = ar.plan(functools.partial(cumulative, reverse=False), x, budget="100%")
+    plan.apply(functools.partial(cumulative, reverse=False))(x)
+    text = _refused(plan, functools.partial(cumulative, reverse=True), x)
+    assert "The first operations are the same; their shapes, parameters or number differ." in text
+
+
+# -------------------------------------------------------------------------------------------------------------- frontier
+
+
+def test_frontier() -> None:
+    found = ar.frontier(mlp, *arguments())
+    assert found.function == "mlp"
+    assert found.unplanned_bytes is None
+    assert len(found) == len(list(found)) == len(found.points) > 3
+    assert found.points[0].recompute_flops == 0
+    assert found.points[0].recompute_seconds == 0
+    assert found.points[0].vertex
+    assert found.points[-1].vertex
+    for a, b in itertools.pairwise(found):
+        assert a.kept_bytes > b.kept_bytes
+        assert a.recompute_seconds <= b.recompute_seconds
+        assert a.peak_bytes is None
+    assert found.ops > 10
+    assert found.seconds >= found.trace_seconds > 0
+    assert found.grouping
+
+
+def test_compiled_frontier() -> None:
+    found = ar.frontier(scanned, *args_of(scanned), compiled=3)
+    peaks = [p.peak_bytes for p in found if p.peak_bytes is not None]
+    assert 2 <= len(peaks) <= 3
+    assert found.points[0].peak_bytes is not None
+    assert found.points[-1].peak_bytes is not None
+    assert found.points[-1].peak_bytes < found.points[0].peak_bytes
+    assert found.unplanned_bytes is not None
+    assert peaks[-1] < found.unplanned_bytes
+
+
+def test_frontier_without_choice() -> None:
+    found = ar.frontier(lambda x: jnp.sum(2 * x), jnp.ones(3))
+    assert len(found) == 0 or [p.recompute_flops for p in found] == [0]
+
+
+def test_the_hull_of_a_frontier_is_convex() -> None:
+    found = [p for p in ar.frontier(mlp, *arguments()) if p.vertex]
+    slopes = [
+        (b.recompute_seconds - a.recompute_seconds) / (a.kept_bytes - b.kept_bytes)
+        for a, b in itertools.pairwise(found)
+    ]
+    assert all(s <= t * (1 + 1e-9) for s, t in itertools.pairwise(slopes))
