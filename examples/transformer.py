@@ -65,7 +65,7 @@ def main(effort="balanced"):
     print(plan.report)
 
     def gradient(f):
-        return jax.jit(jax.value_and_grad(f), compiler_options=plan.compiler_options)
+        return jax.jit(jax.value_and_grad(f), compiler_options=dict(plan.compiler_options))
 
     value, grads = gradient(fun)(params, batch)
     planned_value, planned_grads = gradient(plan.apply(fun))(params, batch)

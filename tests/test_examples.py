@@ -35,6 +35,7 @@ def test_seed_residuals_are_products_and_block_inputs():
     assert sorted(r.primitive for r in kept if r.kind == "intermediate") == ["dot_general"] * 3 + ["sin"] * 2
 
 
+@pytest.mark.slow
 def test_transformer_as_a_program(capsys: pytest.CaptureFixture[str]):
     transformer.main(effort="fast")
     text = capsys.readouterr().out
@@ -43,6 +44,7 @@ def test_transformer_as_a_program(capsys: pytest.CaptureFixture[str]):
     assert "same gradients: True" in text
 
 
+@pytest.mark.slow
 def test_transformer_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "plan.json"
     spec = f"{EXAMPLES / 'transformer.py'}:example"

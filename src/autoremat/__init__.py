@@ -1,6 +1,6 @@
 """Rematerialization for JAX that is given a memory budget and proves that it is met."""
 
-from importlib.metadata import PackageNotFoundError
+from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version
 
 from autoremat._errors import AutorematError as AutorematError
@@ -38,7 +38,7 @@ from autoremat.transform import remat as remat
 
 try:
     __version__ = _version("autoremat")
-except PackageNotFoundError:  # run from a source tree that is not installed
+except _PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0.0.0"
 
 __all__ = [

@@ -282,6 +282,18 @@ def register_discharge_rule(primitive: Primitive) -> None:
     _discharge.register_discharge_rule(primitive)(rule)
 
 
+def without_internal_refs(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr with the mutable references that it makes itself turned into values."""
+    if _core.internal_mutable_array_effect not in jaxpr.effects:
+        return jaxpr
+    try:
+        closed = _discharge.discharge_state(close_jaxpr(jaxpr), should_discharge=False)
+    except NotImplementedError:  # some primitive cannot be looked into
+        return jaxpr
+    discharged, consts = open_jaxpr(closed)
+    return jaxpr if consts else discharged
+
+
 def is_ref(aval: Any) -> bool:
     """Whether an aval is that of a mutable reference."""
     return isinstance(aval, _discharge.AbstractRef)

@@ -24,6 +24,16 @@ def test_a_log_gets_finished_lines_only():
     assert file.getvalue() == "Compiled  265.9 MiB   3.4 s  plan 3 of [bold]9\n"
 
 
+def test_a_long_name_goes_on_below():
+    file = io.StringIO()
+    with TerminalProgress(file) as progress:
+        progress.compiled("plan 42 of 68, one stage a unit, loop bodies in two stages, dependence", Use())
+    assert file.getvalue().splitlines() == [
+        "Compiled  265.9 MiB   3.4 s  plan 42 of 68, one stage a unit, loop bodies in two",
+        "                             stages, dependence",
+    ]
+
+
 def test_a_terminal_sees_what_is_compiled(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     file = io.StringIO()

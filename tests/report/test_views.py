@@ -276,13 +276,11 @@ def test_frontier_shows_all_on_demand():
     assert len(table(report).columns) == 3, "without peaks there are no columns for them"
 
 
-def test_frontier_of_nothing():
-    text = to_text(frontier_report({**frontier(0), "forward_flops": 0}))
+@pytest.mark.parametrize("count", [0, 1])
+def test_frontier_of_nothing(count: int):
+    text = to_text(frontier_report({**frontier(count), "forward_flops": 0}))
     assert "There is nothing to trade" in text
-
-
-def test_frontier_of_one_point():
-    assert "1 plan of a joint graph" in to_text(frontier_report(frontier(1)))
+    assert len(text.splitlines()) == 3
 
 
 def test_plot():

@@ -3,7 +3,7 @@
     model -> residuals -> frontier -> plan -> JAX's policies -> training
 
 `run` yields each part as plain data as soon as it is known. What autoremat adds to an ordinary training loop is two lines:
-`plan(...)` in `_plan_part`, `.apply(loss)` in `_ways`.
+`plan(...)` in `run`, `.apply(loss)` in `_ways`.
 """
 
 # pyright: basic
@@ -97,9 +97,12 @@ class Way:
 
 
 def run(
-    size: Size, *, steps: int, compiled: int, progress: TerminalProgress
+    size: Size, *, steps: int, compiled: int, effort: str, progress: TerminalProgress
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the parts of the demo, `(name, data)`: `compiled` is the number of points of the frontier to compile."""
+    """Yield the parts of the demo, `(name, data)`.
+
+    `compiled` is the number of points of the frontier to compile, `effort` that of the planner.
+    """
     start = time.perf_counter()
     optax = _optax()
     task = Task.make(size, steps)
@@ -107,7 +110,7 @@ def run(
     yield "residuals", residuals_data(saved_residuals(task.loss, task.params, task.batch), "loss")
     front = frontier(task.loss, task.params, task.batch, compiled=compiled, progress=progress)
     yield "frontier", frontier_data(front, jaxpr_flops(task.loss, task.params, task.batch))
-    chosen = plan(task.loss, task.params, task.batch, budget=BUDGET, progress=progress)
+    chosen = plan(task.loss, task.params, task.batch, budget=BUDGET, effort=effort, progress=progress)
     yield "plan", summarize(chosen)
     policies = _compile_policies(task, chosen, progress)
     best = _best_policy(policies, chosen.budget_bytes)

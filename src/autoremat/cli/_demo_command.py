@@ -52,8 +52,9 @@ def read_size(ctx: click.Context, param: click.Parameter, value: str) -> Size:
 @click.option("--steps", type=click.IntRange(min=1), default=STEPS, hidden=True)
 @click.option("--size", callback=read_size, default="", hidden=True)
 @click.option("--compiled", type=click.IntRange(min=0), default=COMPILED, hidden=True)
+@click.option("--effort", type=click.Choice(["fast", "balanced"]), default="balanced", hidden=True)
 @json_option
-def demo_command(*, steps: int, size: Size, compiled: int, as_json: bool) -> None:
+def demo_command(*, steps: int, size: Size, compiled: int, effort: str, as_json: bool) -> None:
     """Train a small GPT on real text three ways, and compare them.
 
     Without recomputation, with the best policy of jax.checkpoint, and with a plan for half of the memory. Takes two or three
@@ -62,7 +63,7 @@ def demo_command(*, steps: int, size: Size, compiled: int, as_json: bool) -> Non
     output = Output(as_json=as_json)
     parts: dict[str, Any] = {}
     with output.progress() as progress:
-        for name, data in run(size, steps=steps, compiled=compiled, progress=progress):
+        for name, data in run(size, steps=steps, compiled=compiled, effort=effort, progress=progress):
             parts[name] = data
             output.show(VIEWS[name](data))
     output.finish(parts)

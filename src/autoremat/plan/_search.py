@@ -22,6 +22,9 @@ MAX_COMPILES = 9
 WORTH = 0.97
 """Another path is tried only for plans that recompute at most this share of the best one known."""
 
+PROMISING = 1.15
+"""... and whose peak, predicted from their kept bytes, is at most this multiple of the budget."""
+
 
 @dataclass
 class Search:
@@ -74,7 +77,7 @@ class Search:
         if not first and best is not None:
             compiles = MAX_COMPILES // 2
             better = max((p for p, i in enumerate(whole) if path.states[i].cost <= WORTH * best.cost), default=-1)
-            if better <= low:
+            if better <= low or not self._promising(variant, path, whole[better], best):
                 return
             if high is None or high > better:
                 if not self._fits_at(variant, whole[better]):
@@ -87,6 +90,17 @@ class Search:
         low, high = self._bisect(variant, path, whole, low, high, compiles)
         if high - low == 1 and low >= 0:
             self._between(variant, range(whole[low] + 1, whole[high]))
+
+    def _promising(self, variant: int, path: Path, index: int, best: Measured) -> bool:
+        """Whether a state may fit: what is alive at the peak beside the kept bytes differs little from plan to plan.
+
+        A compilation may take a minute, so a path is not looked at where this says that it must fail.
+        """
+        state = path.states[index]
+        own = [m for (number, i), m in self.candidates.record.measured.items() if number == variant and i >= 0]
+        like = min(own, key=lambda m: abs(m.nbytes - state.nbytes), default=best)
+        predicted = state.nbytes + like.use.peak_bytes - like.nbytes
+        return predicted <= PROMISING * self.budget
 
     def _bisect(
         self, variant: int, path: Path, whole: Sequence[int], low: int, high: int, compiles: int

@@ -110,7 +110,7 @@ def frontier_report(data: Data, *, rows: int | None = ROWS) -> Report:
     """
     title = f"Frontier of {data['function']}: memory against recomputation"
     points = data["points"]
-    if not points:
+    if not any(p["recompute_flops"] for p in points):
         note = Note(
             "There is nothing to trade: no value is kept for the backward pass that could be recomputed."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import IO, Protocol, Self, TypeVar
@@ -64,7 +65,9 @@ class TerminalProgress:
         """It ended: a line with its peak, how long it took, and what it was."""
         self.stop()
         size, took = size_text(use.peak_bytes), seconds_text(use.seconds)
-        self.console.print(f"Compiled {size:>10} {took:>7}  {what}")
+        start = f"Compiled {size:>10} {took:>7}  "
+        lines = textwrap.wrap(what, max(20, self.console.width - len(start))) or [""]
+        self.console.print(start + f"\n{' ' * len(start)}".join(lines), soft_wrap=True)
 
     def over(self, items: Iterable[T], what: str, total: int) -> Iterator[T]:
         """The items, with a bar that shows how many of `total` are done."""

@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def checkpoint(
     fun: F,
     *,
-    policy: Callable[..., Any] | None = ...,
+    policy: Any = ...,
     budget: int | str | None = ...,
     prevent_cse: bool | Sequence[Any] = ...,
     static_argnums: int | Sequence[int] = ...,
@@ -31,7 +31,7 @@ def checkpoint(
 def checkpoint(
     fun: None = ...,
     *,
-    policy: Callable[..., Any] | None = ...,
+    policy: Any = ...,
     budget: int | str | None = ...,
     prevent_cse: bool | Sequence[Any] = ...,
     static_argnums: int | Sequence[int] = ...,
@@ -42,7 +42,7 @@ def checkpoint(
 def checkpoint(
     fun: Callable[..., Any] | None = None,
     *,
-    policy: Callable[..., Any] | None = None,
+    policy: Any = None,
     budget: int | str | None = None,
     prevent_cse: bool | Sequence[Any] = True,
     static_argnums: int | Sequence[int] = (),
@@ -91,6 +91,11 @@ def checkpoint(
         from autoremat.transform._planned import BudgetPolicy
 
         policy = BudgetPolicy.parse(budget)
+    if not isinstance(prevent_cse, (bool, tuple, list)):
+        raise TypeError(
+            "the `prevent_cse` argument to `autoremat.checkpoint` must be a bool or a tuple with a bool for each argument, "
+            f"but got {prevent_cse!r}."
+        )
     argnums = ensure_tuple(static_argnums, int, "static_argnums")
     argnames = ensure_tuple(static_argnames, str, "static_argnames")
 
@@ -114,13 +119,17 @@ def _per_argument(prevent_cse: Sequence[Any], call: Any, num_consts: int) -> tup
     """`prevent_cse` as a prefix of `(args)` or `(args, kwargs)`, spread over the flat arguments."""
     args, kwargs = jax.tree.unflatten(call.tree, call.leaves)
     target = (tuple(args), kwargs) if kwargs else tuple(args)
-    return (*(False for _ in range(num_consts)), *_broadcast_prefix(tuple(prevent_cse), target))
-
-
-def _broadcast_prefix(prefix: Any, tree: Any) -> list[bool]:
-    result: list[bool] = []
-    jax.tree.map(lambda flag, part: result.extend([bool(flag)] * len(jax.tree.leaves(part))), prefix, tree)
-    return result
+    flags: list[bool] = []
+    try:
+        jax.tree.map(
+            lambda flag, part: flags.extend([bool(flag)] * len(jax.tree.leaves(part))), tuple(prevent_cse), target
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"the `prevent_cse` argument to `autoremat.checkpoint`, {prevent_cse!r}, is no prefix of the "
+            f"{'(args, kwargs)' if kwargs else 'args'} of this call without its static arguments: {error}"
+        ) from None
+    return (*(False for _ in range(num_consts)), *flags)
 
 
 def checkpoint_name(x: Any, name: str) -> Any:

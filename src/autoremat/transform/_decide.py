@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from autoremat._compat import JaxprEqn, Offloadable, SaveableType, Var, name_p
 from autoremat.storage import DEVICE_NAME
 from autoremat.transform._linearize import Joint
-from autoremat.transform._policies import NothingSaveable, check_decision
+from autoremat.transform._policies import NothingSaveable, check_decision, single_policies
 from autoremat.transform._split import RECURSE, Decider, composite_rules, may_run_again
 
 @runtime_checkable
@@ -28,38 +28,46 @@ class PolicyDecider:
     policy: Any
 
     def decide(self, eqn: JaxprEqn, wanted: Sequence[int], names: Sequence[frozenset[str]]) -> Any:
-        tagged = {i: DEVICE_NAME for i, tags in zip(wanted, names, strict=True) if self._keeps_tagged(eqn, i, tags)}
         if eqn.primitive is name_p:
             return {}  # the tag belongs to the value, so its producer is asked
-        if len(tagged) == len(wanted):
-            return tagged
-        if eqn.primitive.name in composite_rules:
-            return tagged or RECURSE
-        excludes = getattr(self.policy, "excludes", None)
-        allowed = [i for i, tags in zip(wanted, names, strict=True) if excludes is None or not excludes(tags)]
+        tags = dict(zip(wanted, names, strict=True))
+        kept = {i for i in wanted if self._keeps_tagged(eqn.outvars[i].aval, tags[i])}
+        if len(kept) < len(wanted) and eqn.primitive.name in composite_rules:
+            return dict.fromkeys(kept, DEVICE_NAME) or RECURSE
         if not may_run_again(eqn):
             return dict.fromkeys(wanted, DEVICE_NAME)
-        if self._saves(eqn.primitive, [v.aval for v in eqn.invars], eqn.params):
-            return dict.fromkeys(allowed, DEVICE_NAME)
-        return tagged
+        for policy in single_policies(self.policy):
+            if len(kept) < len(wanted) and _saves(policy, eqn.primitive, [v.aval for v in eqn.invars], eqn.params):
+                kept |= {i for i in wanted if not _excludes(policy, tags[i])}
+        return dict.fromkeys(sorted(kept), DEVICE_NAME)
 
     def repeats(self, eqn: JaxprEqn) -> bool:
         """A debug print happens again in the backward pass, unless the policy saves it."""
-        return not self._saves(eqn.primitive, [v.aval for v in eqn.invars], eqn.params)
+        return not _saves(self.policy, eqn.primitive, [v.aval for v in eqn.invars], eqn.params)
 
-    def _keeps_tagged(self, eqn: JaxprEqn, out: int, tags: frozenset[str]) -> bool:
-        aval = eqn.outvars[out].aval
-        return any(self._saves(name_p, [aval], {"name": tag}) for tag in sorted(tags))
+    def _keeps_tagged(self, aval: Any, tags: frozenset[str]) -> bool:
+        return any(
+            _saves(policy, name_p, [aval], {"name": tag})
+            for policy in single_policies(self.policy)
+            if not _excludes(policy, tags)
+            for tag in sorted(tags)
+        )
 
-    def _saves(self, prim: Any, avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
-        decision = check_decision(self.policy(prim, *avals, **params), self.policy)
-        if isinstance(decision, Offloadable):
-            raise NotImplementedError(
-                f"the checkpoint policy {self.policy!r} asks to offload the output of `{prim.name}` from "
-                f"{decision.src} to {decision.dst}; autoremat does not offload yet. Cheapest fix: a policy that "
-                "saves or recomputes it, such as save_only_these_names."
-            )
-        return isinstance(decision, SaveableType)
+
+def _excludes(policy: Any, tags: frozenset[str]) -> bool:
+    excludes = getattr(policy, "excludes", None)
+    return excludes is not None and excludes(tags)
+
+
+def _saves(policy: Any, prim: Any, avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
+    decision = check_decision(policy(prim, *avals, **params), policy)
+    if isinstance(decision, Offloadable):
+        raise NotImplementedError(
+            f"the checkpoint policy {policy!r} asks to offload the output of `{prim.name}` from {decision.src} to "
+            f"{decision.dst}; autoremat does not offload yet. Cheapest fix: a policy that saves or recomputes it, such as "
+            "save_only_these_names."
+        )
+    return isinstance(decision, SaveableType)
 
 
 @dataclass(frozen=True)

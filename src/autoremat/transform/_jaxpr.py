@@ -12,6 +12,7 @@ from autoremat._compat import (
     Literal,
     Tracer,
     Var,
+    close_jaxpr,
     eqn_is_effectful,
     is_jaxpr,
     new_jaxpr,
@@ -168,6 +169,33 @@ def subjaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
             if is_jaxpr(x):
                 found.append(open_jaxpr(x)[0])
     return found
+
+
+def map_eqns(jaxpr: Jaxpr, change: Callable[[JaxprEqn], JaxprEqn]) -> Jaxpr:
+    """Apply `change` to every equation, those of inner programs first. An unchanged jaxpr comes back as it is."""
+    eqns = [change(_map_inner(eqn, change)) for eqn in jaxpr.eqns]
+    if all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)):
+        return jaxpr
+    return jaxpr.replace(eqns=eqns)
+
+
+def _map_inner(eqn: JaxprEqn, change: Callable[[JaxprEqn], JaxprEqn]) -> JaxprEqn:
+    def of_param(x: Any) -> Any:
+        if isinstance(x, (tuple, list)) and any(map(is_jaxpr, x)):
+            mapped = type(x)(of_param(y) for y in x)
+            return x if all(new is old for new, old in zip(mapped, x, strict=True)) else mapped
+        if not is_jaxpr(x):
+            return x
+        opened, consts = open_jaxpr(x)
+        changed = map_eqns(opened, change)
+        if changed is opened:
+            return x
+        return changed if x is opened else close_jaxpr(changed, dict(zip(opened.constvars, consts, strict=True)))
+
+    params = {key: of_param(value) for key, value in eqn.params.items()}
+    if all(params[key] is value for key, value in eqn.params.items()):
+        return eqn
+    return eqn.replace(params=params)
 
 
 def cached_by_jaxpr(fun: Callable[..., R]) -> Callable[..., R]:

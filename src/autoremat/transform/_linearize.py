@@ -22,9 +22,12 @@ from autoremat._compat import (
     Var,
     eval_jaxpr,
     has_tangent,
+    is_ref,
     tangent_aval,
     trace,
+    without_internal_refs,
 )
+from autoremat._errors import EffectError
 from autoremat.transform._jaxpr import _Inliner, cached_by_jaxpr, free_vars, is_var, live_eqns, subjaxprs
 
 
@@ -78,8 +81,9 @@ def linearize(jaxpr: Jaxpr, nonzero: tuple[bool, ...]) -> Joint:
 
     `jaxpr` has no constants. Tangents of integer inputs and outputs do not exist (`float0`).
     """
-    for split_loops in (False, True) if _is_flat(jaxpr.eqns) else (True,):
-        traced, consts = _trace_joint(jaxpr, nonzero, split_loops=split_loops)
+    pure = without_internal_refs(jaxpr)
+    for split_loops in (False, True) if _is_flat(pure.eqns) else (True,):
+        traced, consts = _trace_joint(pure, nonzero, split_loops=split_loops)
         inliner = _Inliner()
         out_atoms = inliner.run(traced, {}, False)
         if split_loops or not _mixes(inliner.eqns, traced.invars[len(consts) + len(jaxpr.invars) :]):
@@ -97,6 +101,7 @@ def linearize(jaxpr: Jaxpr, nonzero: tuple[bool, ...]) -> Joint:
             depends.update(eqn.outvars)
         else:
             forward.append(eqn)
+    _check_references(linear, forward, tangents, jaxpr)
     float_outs = iter(out_atoms[num_outs:])
     candidates = [next(float_outs) if has_tangent(v.aval) else None for v in jaxpr.outvars]
     nonzero_outs = tuple(t is not None and is_var(t) and t in depends for t in candidates)
@@ -117,6 +122,19 @@ def linearize(jaxpr: Jaxpr, nonzero: tuple[bool, ...]) -> Joint:
         tangent_outs=tangent_outs,
         nonzero_outs=nonzero_outs,
     )
+
+
+def _check_references(
+    linear: Sequence[JaxprEqn], forward: Sequence[JaxprEqn], tangents: Sequence[Var], jaxpr: Jaxpr
+) -> None:
+    """Refuse derivatives that pass through a reference: they would not be where the data flow says."""
+    refs = {v for v in tangents if is_ref(v.aval)} | {v for e in forward for v in e.outvars if is_ref(v.aval)}
+    if refs and any(is_var(v) and v in refs for e in linear for v in e.invars):
+        raise EffectError(
+            f"A derivative passes through a mutable reference inside the checkpointed function "
+            f"{jaxpr.debug_info.func_src_info}. Cheapest fix: give the array as an argument and return it, or leave the "
+            "part that writes to the reference out of the checkpoint."
+        )
 
 
 def _is_flat(eqns: Sequence[JaxprEqn]) -> bool:

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autoremat._compat import Jaxpr, JaxprEqn, Var, dce, in_scope, name_p, new_jaxpr, new_var, without_dead_code
+from autoremat._compat import Jaxpr, JaxprEqn, Var, dce, in_scope, name_p, new_jaxpr, new_var, weakref_lru_cache, without_dead_code
 from autoremat._errors import UnmatchedNameWarning
 from autoremat.storage import CODECS
-from autoremat.transform._decide import decider_for
-from autoremat.transform._jaxpr import cached_by_jaxpr, free_vars, is_var, live_eqns, subjaxprs, traced_eqns
+from autoremat.transform._decide import GraphPolicy, decider_for
+from autoremat.transform._jaxpr import cached_by_jaxpr, free_vars, is_var, live_eqns, map_eqns, subjaxprs, traced_eqns
 from autoremat.transform._linearize import Joint, linearize_cached
-from autoremat.transform._policies import requested_names
+from autoremat.transform._policies import nested, requested_names
 from autoremat.transform._split import Split, prune, split_eqns
 
 
@@ -54,9 +54,33 @@ def _computes(eqn: JaxprEqn) -> bool:
 
 def partition(jaxpr: Jaxpr, nonzero: tuple[bool, ...], policy: Any) -> Partition:
     """Linearize `jaxpr` and split it as `policy` says."""
-    joint = linearize_cached(jaxpr, nonzero)
+    joint = linearize_cached(_with_outer_policy(jaxpr, policy), nonzero)
     _warn_of_unmatched_names(jaxpr, joint, policy)
     return emit(joint, split_eqns(joint.forward_eqns, joint.demanded, decider_for(policy, joint)))
+
+
+def _changed_by_outer_policy(jaxpr: Jaxpr, policy: Any) -> Jaxpr | None:
+    def change(eqn: JaxprEqn) -> JaxprEqn:
+        if eqn.primitive.name != "autoremat_checkpoint" or isinstance(eqn.params["policy"], GraphPolicy):
+            return eqn
+        both = nested(eqn.params["policy"], policy)
+        return eqn if both is eqn.params["policy"] else eqn.replace(params=dict(eqn.params, policy=both))
+
+    changed = map_eqns(jaxpr, change)
+    return None if changed is jaxpr else changed  # a cache that held its own key would hold it forever
+
+
+_changed_by_outer_policy_cached = weakref_lru_cache(_changed_by_outer_policy)
+
+
+def _with_outer_policy(jaxpr: Jaxpr, policy: Any) -> Jaxpr:
+    """The jaxpr with nested checkpoints that keep what the outer policy keeps, too: in JAX the outer policy wins.
+
+    Policies that see the whole program (`GraphPolicy`) decide for their own region alone.
+    """
+    if policy is None or isinstance(policy, GraphPolicy):
+        return jaxpr
+    return _changed_by_outer_policy_cached(jaxpr, policy) or jaxpr
 
 
 partition_cached = cached_by_jaxpr(partition)

@@ -176,6 +176,32 @@ class SaveAndOffloadOnlyTheseNames:
         return self.saved | self.offloaded
 
 
+@dataclass(frozen=True)
+class NestedPolicies(SaveFromBothPolicies):
+    """The policy of a checkpoint inside another one, and then the outer policy: in JAX the outer one wins.
+
+    The names that the outer one asks for are looked for in its own region, not in this part of it.
+    """
+
+    @property
+    def requested(self) -> frozenset[str]:
+        return requested_names(self.first)
+
+
+def nested(inner: Policy | None, outer: Policy) -> Policy:
+    """The policy of a checkpoint with policy `inner`, while the checkpoint round it is differentiated."""
+    if isinstance(outer, NothingSaveable) or inner == outer:
+        return inner or outer
+    return NestedPolicies(inner or NothingSaveable(), outer)
+
+
+def single_policies(policy: Policy) -> list[Policy]:
+    """The policies of which a combined one keeps what any keeps."""
+    if isinstance(policy, SaveFromBothPolicies):
+        return [*single_policies(policy.first), *single_policies(policy.second)]
+    return [policy]
+
+
 def requested_names(policy: Any) -> frozenset[str]:
     """The names that a policy was given; empty for a policy that knows none."""
     return getattr(policy, "requested", frozenset())

@@ -40,6 +40,7 @@ from autoremat._compat import (
     tangent_aval,
     trace,
     weakref_lru_cache,
+    without_dead_code,
 )
 from autoremat._errors import EffectError
 from autoremat.transform._fence import (
@@ -237,7 +238,7 @@ def _trace_backward(
         return finish_before(in_cts, [p in (dependence or ()) for p in positions])
 
     traced, consts = trace(backward, [*leaf_avals, *ct_avals], "checkpoint backward pass")
-    return Backward(traced, tuple(consts), tuple(leaf_used), tuple(differentiated))
+    return Backward(without_dead_code(traced), tuple(consts), tuple(leaf_used), tuple(differentiated))
 
 
 _trace_backward_cached = cached_by_jaxpr(_trace_backward)

@@ -89,27 +89,26 @@ def resolve_statics(
 
     An argument that is named static is so by position as well, and the other way round, as in `jax.jit`.
     """
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):  # some builtins have none
+        parameters = []
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     for n in argnums:
-        if not -len(args) <= n < len(args) and not kwargs:
+        if not -len(args) <= n < max(len(args), len(positional)):
             raise ValueError(
                 "the `static_argnums` argument to `autoremat.checkpoint` can only take integer values greater than or "
                 f"equal to `-len(args)` and less than `len(args)`, but got {argnums}, while `len(args)` = {len(args)}"
             )
-    positions = {n % len(args) for n in argnums if args and -len(args) <= n < len(args)}
-    names = set(argnames)
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):
-        return positions, names
-    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    accepts_any = not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters)
     if unknown := [n for n in argnames if n not in {p.name for p in parameters} and not accepts_any]:
         raise ValueError(
             f"the `static_argnames` argument to `autoremat.checkpoint` names {unknown}, which {fun} does not take; its "
             f"parameters are {[p.name for p in parameters]}."
         )
-    names |= {positional[n] for n in argnums if -len(positional) <= n < len(positional) and n >= 0}
+    positions = {n % len(args) for n in argnums if -len(args) <= n < len(args)}
     positions |= {i for i, name in enumerate(positional[: len(args)]) if name in argnames}
+    names = {*argnames, *(positional[n] for n in argnums if 0 <= n < len(positional))}
     return positions, names
 
 

@@ -1,0 +1,337 @@
+"""The twelve policies, callables of the user, and names."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.ad_checkpoint import Offloadable, Recompute, Saveable, print_saved_residuals
+
+import autoremat
+from autoremat import EffectError, PolicyError, UnmatchedNameWarning, saved_residuals
+from autoremat.transform import checkpoint, checkpoint_name, checkpoint_policies
+
+X = jnp.linspace(0.1, 0.9, 8).reshape(2, 4)
+W = jnp.linspace(-0.5, 0.5, 16).reshape(4, 4)
+
+
+def attention(x: Any, w: Any) -> Any:
+    h = checkpoint_name(jnp.tanh(x @ w), "h")
+    s = checkpoint_name(jax.nn.softmax(jnp.einsum("bi,bj->bij", h, h)), "s")
+    o = checkpoint_name(jnp.einsum("bij,bj->bi", s, h), "o")
+    return jnp.sin(o @ w).sum()
+
+
+def loop(x: Any, w: Any) -> Any:
+    def step(c: Any, _: Any) -> Any:
+        c = checkpoint_name(jnp.tanh(c @ w), "h")
+        return c, checkpoint_name(jnp.sin(c), "s")
+
+    c, ys = lax.scan(step, x, None, length=3)
+    return jnp.sin(c @ w).sum() + (ys**2).sum()
+
+
+def branches(x: Any, w: Any) -> Any:
+    return lax.cond(
+        x[0, 0] > 0, lambda x: checkpoint_name(jnp.sin(jnp.sin(x @ w)), "h"), lambda x: jnp.cos(x @ w), x
+    ).sum()
+
+
+def activation(x: Any, w: Any) -> Any:
+    return jax.nn.relu(jax.nn.relu(x @ w) @ w).sum()
+
+
+def calls(x: Any, w: Any) -> Any:
+    layer = jax.jit(lambda x: jnp.sin(x @ w))
+    return layer(layer(x)).sum()
+
+
+def _all_policies(space: Any) -> dict[str, Callable[..., Any]]:
+    names = {"names_which_can_be_saved": ["h"], "names_which_can_be_offloaded": []}
+    places = {"offload_src": "device", "offload_dst": "pinned_host"}
+    plain = [
+        "everything_saveable",
+        "nothing_saveable",
+        "dots_saveable",
+        "checkpoint_dots",
+        "dots_with_no_batch_dims_saveable",
+        "checkpoint_dots_with_no_batch_dims",
+    ]
+    return {
+        **{name: getattr(space, name) for name in plain},
+        "save_only_these_names": space.save_only_these_names("h", "o"),
+        "save_any_names_but_these": space.save_any_names_but_these("h", "o"),
+        "save_anything_except_these_names": space.save_anything_except_these_names(),
+        "save_from_both_policies": space.save_from_both_policies(
+            space.dots_saveable, space.save_only_these_names("h")
+        ),
+        "save_and_offload_only_these_names": space.save_and_offload_only_these_names(**names, **places),
+    }
+
+
+def _bytes_of_jax(fun: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> int:
+    """The bytes of the residuals that JAX's own report lists."""
+    capsys.readouterr()
+    print_saved_residuals(fun, X, W)
+    itemsize = {"f32": 4, "i32": 4, "bool": 1}
+    found = re.findall(r"^(\w+)\[([\d,]*)\]", capsys.readouterr().out, re.MULTILINE)
+    return sum(itemsize[t] * int(np.prod([int(n) for n in shape.split(",") if n])) for t, shape in found)
+
+
+_bad_names = "ignore:a checkpoint policy names"
+
+
+@pytest.mark.filterwarnings(_bad_names)
+@pytest.mark.parametrize("fun", [attention, loop, branches, activation, calls], ids=lambda f: f.__name__)
+def test_no_policy_keeps_more_than_in_jax(fun: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    theirs = _all_policies(jax.checkpoint_policies)
+    expected = jax.grad(fun, (0, 1))(X, W)
+    for name, policy in _all_policies(checkpoint_policies).items():
+        wrapped = checkpoint(fun, policy=policy)
+        kept = saved_residuals(wrapped, X, W).total_bytes
+        assert kept <= _bytes_of_jax(jax.checkpoint(fun, policy=theirs[name]), capsys), name
+        for ours, plain in zip(jax.grad(wrapped, (0, 1))(X, W), expected, strict=True):
+            np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_the_same_twelve_names_as_jax() -> None:
+    assert {n for n in vars(checkpoint_policies) if not n.startswith("_")} == set(
+        _all_policies(checkpoint_policies)
+    ) | {"offload_dot_with_no_batch_dims"}
+
+
+def _kept(policy: Any, fun: Callable[..., Any] = attention) -> list[tuple[str, str | None]]:
+    return [
+        (r.primitive, r.name) for r in saved_residuals(checkpoint(fun, policy=policy), X, W) if r.kind == "intermediate"
+    ]
+
+
+def test_what_some_policies_keep() -> None:
+    cp = checkpoint_policies
+    assert _kept(cp.nothing_saveable) == []
+    assert {p for p, _ in _kept(cp.dots_saveable)} == {"dot_general"}
+    assert {n for _, n in _kept(cp.save_only_these_names("h", "o"))} == {"h", "o"}
+    assert {n for _, n in _kept(cp.save_any_names_but_these("h", "o"))} == {"s"}
+    assert len(_kept(cp.dots_with_no_batch_dims_saveable)) < len(_kept(cp.dots_saveable))
+
+
+def test_save_anything_except_really_excludes() -> None:
+    """In JAX this policy saves everything."""
+    everything = {n for _, n in _kept(checkpoint_policies.everything_saveable)}
+    rest = {n for _, n in _kept(checkpoint_policies.save_anything_except_these_names("o", "s"))}
+    assert {"o", "s"} <= everything
+    assert rest == everything - {"o", "s"}
+    both = checkpoint_policies.save_from_both_policies(
+        checkpoint_policies.save_anything_except_these_names("o", "s"), checkpoint_policies.save_only_these_names("s")
+    )
+    assert {n for _, n in _kept(both)} == everything - {"o"}
+
+
+@pytest.mark.parametrize("decision", [True, Saveable])
+def test_callables(decision: Any) -> None:
+    asked = []
+
+    def policy(prim: Any, *avals: Any, **params: Any) -> Any:
+        asked.append((prim.name, [a.shape for a in avals], params))
+        return decision if prim.name == "tanh" else (False if decision is True else Recompute)
+
+    assert [p for p, _ in _kept(policy)] == ["tanh"]
+    dots = [a for a in asked if a[0] == "dot_general"]
+    assert ((2, 4), (4, 4)) in [tuple(shapes) for _, shapes, _ in dots]
+    assert all("dimension_numbers" in params for *_, params in dots)
+
+
+@pytest.mark.parametrize("answer", [1, 0, None, "yes"])
+def test_a_policy_that_answers_neither(answer: Any) -> None:
+    message = r"returned .* of type \w+; it must return a bool, or one of jax.ad_checkpoint.Saveable"
+    with pytest.raises(PolicyError, match=message) as raised:
+        jax.grad(checkpoint(lambda x: jnp.sin(jnp.sin(x)), policy=lambda *_, **__: answer))(1.0)
+    assert isinstance(raised.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
+        checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=["h"],
+            offload_src="device",
+            offload_dst="pinned_host",
+        ),
+        lambda prim, *_, **__: Offloadable("device", "pinned_host"),
+    ],
+)
+def test_offloading_is_refused(policy: Any) -> None:
+    with pytest.raises(NotImplementedError, match=r"asks to offload .* autoremat does not offload yet"):
+        jax.grad(checkpoint(attention, policy=policy))(X, W)
+
+
+def test_a_name_in_both_lists_is_refused() -> None:
+    with pytest.raises(ValueError, match="in both: \\['h'\\]"):
+        checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=["h"],
+            names_which_can_be_offloaded=["h"],
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+
+
+def test_policies_are_compared_by_value() -> None:
+    cp = checkpoint_policies
+    assert cp.save_only_these_names("a", "b") == cp.save_only_these_names("b", "a")
+    assert hash(cp.save_from_both_policies(cp.dots_saveable, cp.save_only_these_names("a"))) == hash(
+        cp.save_from_both_policies(cp.dots_saveable, cp.save_only_these_names("a"))
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- names
+
+
+def test_a_name_that_matches_nothing_is_reported() -> None:
+    fun = checkpoint(attention, policy=checkpoint_policies.save_only_these_names("hh", "o"))
+    with pytest.warns(UnmatchedNameWarning, match=r"names \['hh'\].*attention.*found: \['h', 'o', 's'\]"):
+        jax.grad(fun)(X, W)
+
+
+@pytest.mark.parametrize("fun", [attention, loop, branches], ids=lambda f: f.__name__)
+def test_a_name_that_matches_is_not_reported(fun: Callable[..., Any]) -> None:
+    policy = checkpoint_policies.save_only_these_names("h")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.grad(checkpoint(fun, policy=policy))(X, W)
+        jax.grad(checkpoint(jax.jit(fun), policy=policy))(X, W)
+        jax.grad(checkpoint(checkpoint(fun), policy=policy))(X, W)
+
+
+def test_tags_of_jax_count() -> None:
+    fun = lambda x: jnp.sin(jax.ad_checkpoint.checkpoint_name(jnp.sin(x), "a")).sum()
+    found = saved_residuals(checkpoint(fun, policy=checkpoint_policies.save_only_these_names("a")), X)
+    assert [r.name for r in found if r.kind == "intermediate"] == ["a"]
+    theirs = jax.checkpoint(
+        lambda x: jnp.sin(checkpoint_name(jnp.sin(x), "a")).sum(),
+        policy=jax.checkpoint_policies.save_only_these_names("a"),
+    )
+    assert str(jax.make_jaxpr(jax.grad(theirs))(X)).count(" sin ") == 2
+    tree = checkpoint_name({"a": X, "b": [X]}, "pair")
+    assert jax.tree.structure(tree) == jax.tree.structure({"a": X, "b": [X]})
+    with pytest.raises(TypeError, match="needs a str"):
+        checkpoint_name(X, 3)  # pyright: ignore[reportArgumentType]
+
+
+def test_names_in_the_rules_of_a_custom_vjp() -> None:
+    @jax.custom_vjp
+    def kernel(x: Any) -> Any:
+        return jnp.exp(x)
+
+    def forward(x: Any) -> Any:
+        y = checkpoint_name(jnp.exp(x), "y")
+        return y, y
+
+    kernel.defvjp(forward, lambda y, ct: (y * ct,))
+    fun = checkpoint(lambda x: kernel(x).sum(), policy=checkpoint_policies.save_only_these_names("y"))
+    assert str(jax.make_jaxpr(jax.grad(fun))(X)).count(" exp ") == 1
+    assert str(jax.make_jaxpr(jax.grad(checkpoint(lambda x: kernel(x).sum())))(X)).count(" exp ") == 2
+
+
+def test_the_outer_policy_wins() -> None:
+    cp = checkpoint_policies
+    inner = checkpoint(attention, policy=cp.nothing_saveable)
+    assert {p for p, _ in _kept(cp.dots_saveable, inner)} == {"dot_general"}
+    assert _kept(cp.nothing_saveable, checkpoint(attention, policy=cp.dots_saveable)) == []
+
+
+# ------------------------------------------------------------------------------------------------------ effects, random
+
+
+def test_an_effect_that_may_not_repeat_is_refused() -> None:
+    from jax.experimental import io_callback
+
+    def fun(x: Any) -> Any:
+        io_callback(lambda v: None, None, lax.stop_gradient(x))
+        return jnp.sin(x)
+
+    checkpoint(fun)(1.0)
+    with pytest.raises(EffectError, match=r"Effects not supported in partial-eval of `checkpoint`.*Cheapest fix"):
+        jax.grad(checkpoint(fun))(1.0)
+    assert issubclass(EffectError, NotImplementedError)
+
+
+def test_debug_prints_repeat_as_in_jax() -> None:
+    log: list[float] = []
+
+    def fun(x: Any) -> Any:
+        y = checkpoint_name(jnp.sin(x), "y")
+        jax.debug.callback(log.append, y)
+        return jnp.sin(y)
+
+    def printed(run: Callable[..., Any]) -> int:
+        log.clear()
+        run()
+        jax.effects_barrier()
+        return len(log)
+
+    for policy, times in ((None, 2), (checkpoint_policies.everything_saveable, 1)):
+        wrapped = checkpoint(fun, policy=policy)
+        assert printed(lambda f=wrapped: f(1.0)) == 1
+        assert printed(lambda f=wrapped: jax.jvp(f, (1.0,), (1.0,))) == 1
+        assert printed(lambda f=wrapped: jax.grad(f)(1.0)) == times
+        assert printed(lambda f=wrapped: jax.jit(jax.grad(f))(1.0)) == times
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_bits_that_depend_on_the_partitioning_are_drawn_once(impl: str) -> None:
+    def draw(key: Any, x: Any) -> Any:
+        return jnp.sin(jnp.sin(jax.random.uniform(key, x.shape) * x))
+
+    def fun(x: Any, key: Any) -> Any:
+        x = lax.scan(lambda c, k: (draw(k, c), None), x, jax.random.split(key, 2))[0]
+        return jax.jit(draw)(key, x).sum()
+
+    key = jax.random.key(0, impl=impl)
+    wrapped = checkpoint(fun)
+    np.testing.assert_allclose(jax.grad(wrapped)(X, key), jax.grad(fun)(X, key), rtol=1e-5)
+    bits = [str(jax.make_jaxpr(jax.grad(f))(X, key)).count("random_bits[") for f in (fun, wrapped)]
+    if impl == "threefry2x32":
+        assert bits[1] > bits[0]
+    else:
+        assert bits[1] == bits[0]
+
+
+def test_references() -> None:
+    """What reads or writes a reference runs once; JAX runs it twice."""
+    ref = jax.new_ref(1.0)
+
+    def fun(x: Any) -> Any:
+        out = x * ref[...]
+        ref[...] += 1.0
+        local = jax.new_ref(jnp.zeros(2))
+        lax.scan(lambda c, i: (c, local.__setitem__(i, jnp.sin(c))), out, jnp.arange(2))
+        return local[...].mean()
+
+    gradient = jax.grad(checkpoint(fun))(2.0)
+    np.testing.assert_allclose(gradient, np.cos(2.0), rtol=1e-6)
+    np.testing.assert_allclose(ref[...], 2.0)
+    np.testing.assert_allclose(jax.jit(jax.grad(checkpoint(fun)))(2.0), 2 * np.cos(4.0), rtol=1e-6)
+    np.testing.assert_allclose(ref[...], 3.0)
+
+
+def test_the_check_for_reused_keys_looks_inside() -> None:
+    good = checkpoint(lambda x, key: x * jnp.sin(x * jax.random.bits(key)))
+    bad = checkpoint(lambda x, key: x * jax.random.bits(key) + jax.random.bits(key))
+    with jax.debug_key_reuse(True):
+        jax.jit(jax.grad(good))(1.0, jax.random.key(0))
+        with pytest.raises(jax.errors.KeyReuseError):
+            jax.jit(jax.grad(bad))(1.0, jax.random.key(0))
+
+
+def test_the_names_of_the_package() -> None:
+    assert autoremat.checkpoint is checkpoint
+    assert autoremat.checkpoint_policies is checkpoint_policies
