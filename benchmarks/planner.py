@@ -63,7 +63,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sizes", default="1000,10000,50000")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args(argv)
-    table = Table("joint equations", "layers", "kind", "plans", "trace s", "solve s", "total s", "target s", "")
+    table = Table(
+        "joint equations", "layers", "kind", "plans", "trace s", "solve s", "total s", "target s", ""
+    )
     lines = [
         "# Planning time without compilations",
         "",

@@ -187,7 +187,13 @@ def plot(path: Path, form: str, rows: list[Row], plain: Program, points: list[tu
 
     figure, axes = plt.subplots(figsize=(7, 4.5))
     mine = sorted({*points, *((r.ours.memory.peak_bytes, r.ours.flops) for r in rows)})
-    axes.plot([p / 1e6 for p, _ in mine], [f / 1e9 for _, f in mine], "o-", label="autoremat plans", color="tab:blue")
+    axes.plot(
+        [p / 1e6 for p, _ in mine],
+        [f / 1e9 for _, f in mine],
+        "o-",
+        label="autoremat plans",
+        color="tab:blue",
+    )
     axes.plot(
         [r.theirs.memory.peak_bytes / 1e6 for r in rows],
         [r.theirs.flops / 1e9 for r in rows],
@@ -196,7 +202,9 @@ def plot(path: Path, form: str, rows: list[Row], plain: Program, points: list[tu
         label="jax.checkpoint policies",
     )
     for r in rows:
-        axes.annotate(r.policy.split("(")[0], (r.theirs.memory.peak_bytes / 1e6, r.theirs.flops / 1e9), fontsize=6)
+        axes.annotate(
+            r.policy.split("(")[0], (r.theirs.memory.peak_bytes / 1e6, r.theirs.flops / 1e9), fontsize=6
+        )
     axes.plot([plain.memory.peak_bytes / 1e6], [plain.flops / 1e9], "s", color="black", label="no checkpoint")
     axes.set_xlabel("compiled peak (MB)")
     axes.set_ylabel("emitted GFLOP per step")

@@ -39,7 +39,9 @@ def block(x: Any, p: dict[str, Any]) -> Any:
     """One pre-norm layer: causal attention and a GELU MLP."""
     batch, sequence, width = x.shape
     qkv = checkpoint_name(layer_norm(x, p["scale1"]) @ p["qkv"], "qkv")
-    q, k, v = (t.reshape(batch, sequence, HEADS, width // HEADS).transpose(0, 2, 1, 3) for t in jnp.split(qkv, 3, -1))
+    q, k, v = (
+        t.reshape(batch, sequence, HEADS, width // HEADS).transpose(0, 2, 1, 3) for t in jnp.split(qkv, 3, -1)
+    )
     scores = (q @ k.swapaxes(-1, -2)) * (width // HEADS) ** -0.5
     mask = jnp.tril(jnp.ones((sequence, sequence), bool))
     weights = jax.nn.softmax(jnp.where(mask, scores, -1e30), -1)

@@ -29,12 +29,12 @@ from autoremat.plan import frontier as frontier
 from autoremat.plan import plan as plan
 from autoremat.transform import Residual as Residual
 from autoremat.transform import Residuals as Residuals
-from autoremat.transform import print_saved_residuals as print_saved_residuals
-from autoremat.transform import saved_residuals as saved_residuals
 from autoremat.transform import checkpoint as checkpoint
 from autoremat.transform import checkpoint_name as checkpoint_name
 from autoremat.transform import checkpoint_policies as checkpoint_policies
+from autoremat.transform import print_saved_residuals as print_saved_residuals
 from autoremat.transform import remat as remat
+from autoremat.transform import saved_residuals as saved_residuals
 
 try:
     __version__ = _version("autoremat")

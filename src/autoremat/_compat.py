@@ -24,8 +24,8 @@ from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.state import discharge as _discharge
 from jax._src.util import weakref_lru_cache as weakref_lru_cache
-from jax.extend import core as jex
 from jax.experimental.key_reuse import _core as _key_reuse
+from jax.extend import core as jex
 from jax.extend import linear_util as _lu
 from jax.interpreters import ad as ad
 from jax.interpreters import batching as batching
@@ -55,7 +55,9 @@ name_p = jex.primitives.name_p
 remat_p = jex.primitives.remat_p
 
 # Lines of this package are no lines of the user's: sources in messages skip them, as they skip JAX's own.
-_source_info_util.register_exclusion(os.path.dirname(__file__))
+# The model of the demo is one of the user's.
+_source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
+_source_info_util.register_inclusion(os.path.join(os.path.dirname(__file__), "cli", "_demo_model.py"))
 
 Saveable = _ad_checkpoint.Saveable
 Recompute = _ad_checkpoint.Recompute
@@ -266,7 +268,9 @@ def register_discharge_rule(primitive: Primitive) -> None:
     """
 
     def rule(first: Any, *rest: Any, jaxpr: Jaxpr, **params: Any) -> Any:
-        if isinstance(first, (list, tuple)):  # JAX < 0.12 passes (in_avals, out_avals); drop when the minimum is 0.12
+        if isinstance(
+            first, (list, tuple)
+        ):  # JAX < 0.12 passes (in_avals, out_avals); drop when the minimum is 0.12
             in_avals, args = first, rest[1:]
             closed = _discharge.discharge_state(close_jaxpr(jaxpr))
         else:
@@ -327,9 +331,7 @@ def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-def scan_params(
-    params: dict[str, Any], body: Jaxpr, num_consts: int, num_carry: int
-) -> dict[str, Any]:
+def scan_params(params: dict[str, Any], body: Jaxpr, num_consts: int, num_carry: int) -> dict[str, Any]:
     """The parameters of a `scan` equation with another body, of which so many inputs are constants and carried."""
     opened, _ = open_jaxpr(body)
     num_xs = len(opened.invars) - num_consts - num_carry

@@ -1,20 +1,20 @@
 """The exception tree.
 
-    AutorematError
-    ├── BudgetError (ValueError)          a budget that cannot be read, or is not positive
-    ├── InfeasibleBudgetError             below the floor: states the floor in bytes and the op that sets it
-    ├── PlanError
-    │   ├── PlanMismatchError             a plan for another function, or other shapes: states what differs
-    │   └── PlanFileError                 a plan file that is damaged, or of another version
-    ├── DifferentiationError (TypeError)  nothing to differentiate, or no scalar where one is needed
-    ├── PolicyError (TypeError)           a policy that returns neither a decision nor a bool
-    ├── EffectError (NotImplementedError) an effect that cannot run twice inside a checkpoint
-    ├── CompileError                      the compiler failed, or ran out of memory
-    └── TargetError (ValueError)          a target that is unknown, or whose compiler is missing
+AutorematError
+├── BudgetError (ValueError)          a budget that cannot be read, or is not positive
+├── InfeasibleBudgetError             below the floor: states the floor in bytes and the op that sets it
+├── PlanError
+│   ├── PlanMismatchError             a plan for another function, or other shapes: states what differs
+│   └── PlanFileError                 a plan file that is damaged, or of another version
+├── DifferentiationError (TypeError)  nothing to differentiate, or no scalar where one is needed
+├── PolicyError (TypeError)           a policy that returns neither a decision nor a bool
+├── EffectError (NotImplementedError) an effect that cannot run twice inside a checkpoint
+├── CompileError                      the compiler failed, or ran out of memory
+└── TargetError (ValueError)          a target that is unknown, or whose compiler is missing
 
-    AutorematWarning (UserWarning)
-    ├── UnmatchedNameWarning              a policy names what no value carries
-    └── UnknownPrimitiveWarning           a primitive without a cost rule: a conservative default is used
+AutorematWarning (UserWarning)
+├── UnmatchedNameWarning              a policy names what no value carries
+└── UnknownPrimitiveWarning           a primitive without a cost rule: a conservative default is used
 """
 
 

@@ -71,6 +71,19 @@ def test_the_fix_for_arguments_works(tmp_path: Path, call: Call):
     assert call("residuals", f"{path}:example").code == 0
 
 
+def test_an_error_of_a_checkpoint_inside_stays_itself(tmp_path: Path, call: Call):
+    path = tmp_path / "model.py"
+    path.write_text(
+        "import autoremat, jax, jax.numpy as jnp\n"
+        "def loss(x):\n    return jax.grad(autoremat.checkpoint(lambda x: jnp.sin(x), policy=lambda *a, **k: 3))(x)\n"
+        "def example():\n    return loss, (1.0,)\n",
+        "utf-8",
+    )
+    result = call("residuals", f"{path}:example", "--json")
+    assert result.code == codes.BAD_INPUT
+    assert result.data["kind"] == "PolicyError"
+
+
 def test_a_file_that_is_not_there(tmp_path: Path, call: Call):
     result = call("residuals", f"{tmp_path}/nothing.py:example")
     assert result.code == codes.BAD_INPUT

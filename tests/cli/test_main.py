@@ -44,7 +44,7 @@ def test_version(call: Call):
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        ([], "Usage: autoremat"),
+        ([], "Missing command"),
         (["plann"], "No such command 'plann'"),
         (["plan"], "Missing argument"),
         (["plan", "model.py:example"], "Missing option '--budget'"),

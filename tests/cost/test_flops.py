@@ -192,7 +192,7 @@ def test_formulas(fun, expected):
 
 
 def test_decompositions_are_cubic():
-    fun = lambda x: lax.linalg.lu(x)[0]  # noqa: E731
+    fun = lambda x: lax.linalg.lu(x)[0]
     assert flops(fun, array(2, 30, 30)) / flops(fun, array(2, 15, 15)) == pytest.approx(8, rel=0.05)
 
 
@@ -209,7 +209,7 @@ def test_windows_count_every_position():
 
 
 def test_a_custom_reduction_runs_its_program_for_every_element():
-    fun = lambda x: lax.reduce(x, jnp.float32(0), lambda a, b: a + b * b, (0,))  # noqa: E731
+    fun = lambda x: lax.reduce(x, jnp.float32(0), lambda a, b: a + b * b, (0,))
     assert flops(fun, array(8, 8)) == 64 * 2
 
 
@@ -247,11 +247,11 @@ class TestControlFlow:
         assert flops(outer, self.x) == 15 * self.product
 
     def test_while_counts_its_body_once(self):
-        fun = lambda x: lax.while_loop(lambda c: c[0, 0] < 3, lambda c: c @ c, x)  # noqa: E731
+        fun = lambda x: lax.while_loop(lambda c: c[0, 0] < 3, lambda c: c @ c, x)
         assert flops(fun, self.x) == self.product + 1
 
     def test_cond_counts_its_dearest_branch(self):
-        fun = lambda p, x: lax.cond(p, lambda c: c @ c, jnp.sin, x)  # noqa: E731
+        fun = lambda p, x: lax.cond(p, lambda c: c @ c, jnp.sin, x)
         assert flops(fun, array(dtype="bool"), self.x) == self.product + 1  # the index is converted
 
     @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ class TestControlFlow:
         def loss(f):
             return jax.value_and_grad(lambda x: f(x).sum())
 
-        f = lambda x: jnp.sin(x @ x)  # noqa: E731
+        f = lambda x: jnp.sin(x @ x)
         assert flops(loss(jax.checkpoint(f)), self.x) > flops(loss(f), self.x)
 
     def test_shard_map_costs_one_shard(self):

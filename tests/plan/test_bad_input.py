@@ -26,7 +26,8 @@ def loss(w: Any, x: Any) -> Any:
 
 
 def plan_of(fun: Callable[..., Any], *args: Any, **options: Any) -> ar.Plan:
-    return ar.plan(fun, *args, **{"budget": "100%", "effort": "fast"} | options)
+    chosen: dict[str, Any] = {"budget": "100%", "effort": "fast", **options}
+    return ar.plan(fun, *args, **chosen)
 
 
 def refused(kind: type[Exception], call: Callable[[], Any], *texts: str) -> Any:
@@ -242,7 +243,7 @@ def test_policy_that_returns_neither_a_decision_nor_a_bool(answer: Any) -> None:
     def policy(prim: Any, *avals: Any, **params: Any) -> Any:
         return answer
 
-    call = lambda: jax.grad(ar.checkpoint(loss, policy=policy))(W, X)  # noqa: E731
+    call = lambda: jax.grad(ar.checkpoint(loss, policy=policy))(W, X)
     error = refused(
         ar.PolicyError,
         call,

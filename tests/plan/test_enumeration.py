@@ -210,18 +210,18 @@ def every_keep_set(problem: Problem, limit: int) -> Iterator[dict[int, int]]:
     graph = problem.graph
     there = {v.id for v in graph.values if v.producer is None and v.free}
 
-    def choices(v: int) -> Sequence[int | None]:
-        return [None, *range(len(problem.storages[v]))]
+    def choices(v: int) -> range:
+        return range(len(problem.storages[v]))
 
     def walk(j: int, wanted: frozenset[int], keep: dict[int, int]) -> Iterator[dict[int, int]]:
         if j < 0:
             open_inputs = [v for v in graph.inputs if v in wanted and v not in there]
-            for chosen in itertools.product(*(choices(v)[1:] for v in open_inputs)):
+            for chosen in itertools.product(*(choices(v) for v in open_inputs)):
                 yield keep | dict(zip(open_inputs, chosen, strict=True))
             return
         op = graph.ops[j]
         reads = [v for v in op.outputs if v in wanted]
-        for chosen in itertools.product(*(choices(v) for v in reads)):
+        for chosen in itertools.product(*([None, *choices(v)] for v in reads)):
             kept = {v: c for v, c in zip(reads, chosen, strict=True) if c is not None}
             again = len(kept) < len(reads)
             yield from walk(j - 1, wanted | set(op.inputs) if again else wanted, keep | kept)

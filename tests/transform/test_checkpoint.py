@@ -150,7 +150,10 @@ def test_pytrees_and_keyword_arguments() -> None:
     assert out["none"] is None
     assert int(out["n"]) == 3
     same(out["y"], 2 * jnp.sin(X))
-    same(jax.grad(lambda t: checkpoint(fun)(t, scale=2.0)["y"].sum(), allow_int=True)(tree)["a"], 2 * jnp.cos(X))
+    same(
+        jax.grad(lambda t: checkpoint(fun)(t, scale=2.0)["y"].sum(), allow_int=True)(tree)["a"],
+        2 * jnp.cos(X),
+    )
 
 
 def test_results_and_arguments_that_are_no_arrays() -> None:
@@ -215,7 +218,9 @@ def grad_of_cond(f: Any) -> Any:
 
 def jvp_of_while(f: Any) -> Any:
     def loop(x: Any, w: Any) -> Any:
-        return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, jnp.tanh(c[1] + f(c[1], w))), (0, x))[1]
+        return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, jnp.tanh(c[1] + f(c[1], w))), (0, x))[
+            1
+        ]
 
     return lambda x, w: jax.jvp(loop, (x, w), (x, w))
 
@@ -259,7 +264,9 @@ def test_transformations(mode: Any) -> None:
 def test_a_linear_function_can_be_transposed() -> None:
     transposed = jax.linear_transpose(checkpoint(lambda x: (2.0 * x) @ W), X)
     same(transposed(X), (2.0 * X @ W.T,))
-    along = lambda x: jax.linear_transpose(lambda t: jax.jvp(checkpoint(jnp.sin), (x,), (t,))[1], x)(X)[0].sum()
+    along = lambda x: jax.linear_transpose(lambda t: jax.jvp(checkpoint(jnp.sin), (x,), (t,))[1], x)(X)[
+        0
+    ].sum()
     same(jax.grad(along)(X), -jnp.sin(X) * X)
 
 
@@ -278,9 +285,32 @@ def test_custom_derivatives_inside() -> None:
 
     for fun in (f, g, lambda x: f(g(x))):
         same(jax.grad(lambda x: checkpoint(fun)(x).sum())(X), jax.grad(lambda x: fun(x).sum())(X))
-        same(jax.jacrev(jax.grad(lambda x: checkpoint(fun)(x).sum()))(X), jax.jacrev(jax.grad(lambda x: fun(x).sum()))(X))
-    with pytest.raises(TypeError, match=r"can't apply forward-mode autodiff \(jvp\) to a custom_vjp function"):
+        same(
+            jax.jacrev(jax.grad(lambda x: checkpoint(fun)(x).sum()))(X),
+            jax.jacrev(jax.grad(lambda x: fun(x).sum()))(X),
+        )
+    with pytest.raises(
+        TypeError, match=r"can't apply forward-mode autodiff \(jvp\) to a custom_vjp function"
+    ):
         jax.jvp(checkpoint(g), (X,), (X,))
+
+
+def test_a_custom_rule_holds_for_the_second_derivative_in_a_loop() -> None:
+    """JAX itself forgets the rule in the second reverse pass (-2.31 here)."""
+
+    @jax.custom_jvp
+    def f(x: Any) -> Any:
+        return jnp.sin(x)
+
+    f.defjvp(lambda primals, tangents: (f(*primals), 1.5 * jnp.cos(primals[0]) * tangents[0]))
+
+    def loop(wrap: Any) -> Any:
+        return lambda x: lax.scan(lambda c, _: (jnp.tanh(wrap(f)(c)), None), x, None, length=3)[0]
+
+    def forward_twice(g: Any) -> Any:
+        return jax.jvp(lambda x: jax.jvp(g, (x,), (1.0,))[1], (0.7,), (1.0,))[1]
+
+    same(jax.grad(jax.grad(loop(checkpoint)))(0.7), forward_twice(loop(lambda f: f)))
 
 
 def test_a_custom_rule_that_closes_over_a_tracer() -> None:
@@ -405,7 +435,9 @@ def test_no_leaks() -> None:
 
     with jax.checking_leaks():
         jax.jit(jax.grad(loss))(W, X)
-        jax.grad(lambda w: lax.scan(checkpoint(lambda c, _: (block(c, w), None)), X, None, length=2)[0].sum())(W)
+        jax.grad(
+            lambda w: lax.scan(checkpoint(lambda c, _: (block(c, w), None)), X, None, length=2)[0].sum()
+        )(W)
 
 
 def test_caches_keep_nothing_alive() -> None:
@@ -452,7 +484,10 @@ def test_recursive_checkpoints(length: int, executions: int) -> None:
         one, two = recursive(funs[: len(funs) // 2], wrap), recursive(funs[len(funs) // 2 :], wrap)
         return lambda x: one(wrap(two)(x))
 
-    counts = [count(jax.grad(recursive([jnp.sin] * length, wrap)), 1.0)["sin"] for wrap in (checkpoint, jax.checkpoint)]
+    counts = [
+        count(jax.grad(recursive([jnp.sin] * length, wrap)), 1.0)["sin"]
+        for wrap in (checkpoint, jax.checkpoint)
+    ]
     assert counts[0] <= counts[1]
     assert counts[0] >= length + executions // 4
 
@@ -485,7 +520,7 @@ def test_what_no_output_needs_is_not_kept() -> None:
     everything = autoremat.checkpoint_policies.everything_saveable
     loss = lambda x, y: checkpoint(fun, policy=everything)(x, y)[0].sum()
     assert count(jax.jit(jax.grad(loss)), X, X).get("exp", 0) <= 4
-    lowered = jax.jit(jax.grad(loss)).lower(X, X).compile().as_text()
+    lowered = jax.jit(jax.grad(loss)).lower(X, X).compile().as_text() or ""
     assert "exponential" not in lowered
 
 

@@ -260,8 +260,8 @@ def test_what_earlier_stages_wait_for_stays_as_well() -> None:
 
 def _compiled_ops(fun: Callable[..., Any], op: str, *args: Any) -> int:
     lowered = jax.jit(jax.grad(fun)).lower(*args)
-    text = lowered.compile(compiler_options=default_compiler_options("cpu")).as_text()
-    return len(re.findall(rf"\b{op}\(", text))
+    text = lowered.compile(compiler_options={**default_compiler_options("cpu")}).as_text()
+    return len(re.findall(rf"\b{op}\(", text or ""))
 
 
 def _chain(policy: Any) -> Callable[..., Any]:

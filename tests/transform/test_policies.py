@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import Offloadable, Recompute, Saveable, print_saved_residuals
+from jax.ad_checkpoint import checkpoint_name as jax_checkpoint_name
 
 import autoremat
 from autoremat import EffectError, PolicyError, UnmatchedNameWarning, saved_residuals
@@ -90,7 +91,9 @@ _bad_names = "ignore:a checkpoint policy names"
 
 @pytest.mark.filterwarnings(_bad_names)
 @pytest.mark.parametrize("fun", [attention, loop, branches, activation, calls], ids=lambda f: f.__name__)
-def test_no_policy_keeps_more_than_in_jax(fun: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_policy_keeps_more_than_in_jax(
+    fun: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     theirs = _all_policies(jax.checkpoint_policies)
     expected = jax.grad(fun, (0, 1))(X, W)
     for name, policy in _all_policies(checkpoint_policies).items():
@@ -109,7 +112,9 @@ def test_the_same_twelve_names_as_jax() -> None:
 
 def _kept(policy: Any, fun: Callable[..., Any] = attention) -> list[tuple[str, str | None]]:
     return [
-        (r.primitive, r.name) for r in saved_residuals(checkpoint(fun, policy=policy), X, W) if r.kind == "intermediate"
+        (r.primitive, r.name)
+        for r in saved_residuals(checkpoint(fun, policy=policy), X, W)
+        if r.kind == "intermediate"
     ]
 
 
@@ -129,7 +134,8 @@ def test_save_anything_except_really_excludes() -> None:
     assert {"o", "s"} <= everything
     assert rest == everything - {"o", "s"}
     both = checkpoint_policies.save_from_both_policies(
-        checkpoint_policies.save_anything_except_these_names("o", "s"), checkpoint_policies.save_only_these_names("s")
+        checkpoint_policies.save_anything_except_these_names("o", "s"),
+        checkpoint_policies.save_only_these_names("s"),
     )
     assert {n for _, n in _kept(both)} == everything - {"o"}
 
@@ -212,7 +218,7 @@ def test_a_name_that_matches_is_not_reported(fun: Callable[..., Any]) -> None:
 
 
 def test_tags_of_jax_count() -> None:
-    fun = lambda x: jnp.sin(jax.ad_checkpoint.checkpoint_name(jnp.sin(x), "a")).sum()
+    fun = lambda x: jnp.sin(jax_checkpoint_name(jnp.sin(x), "a")).sum()
     found = saved_residuals(checkpoint(fun, policy=checkpoint_policies.save_only_these_names("a")), X)
     assert [r.name for r in found if r.kind == "intermediate"] == ["a"]
     theirs = jax.checkpoint(
@@ -259,7 +265,9 @@ def test_an_effect_that_may_not_repeat_is_refused() -> None:
         return jnp.sin(x)
 
     checkpoint(fun)(1.0)
-    with pytest.raises(EffectError, match=r"Effects not supported in partial-eval of `checkpoint`.*Cheapest fix"):
+    with pytest.raises(
+        EffectError, match=r"Effects not supported in partial-eval of `checkpoint`.*Cheapest fix"
+    ):
         jax.grad(checkpoint(fun))(1.0)
     assert issubclass(EffectError, NotImplementedError)
 

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.interpreter import interpreted
-from support.programs import NAMES, Program, arguments, as_function, programs
 
 from autoremat._errors import UnmatchedNameWarning
 from autoremat.storage import codecs_for
 from autoremat.transform import checkpoint, checkpoint_policies
 from autoremat.transform._decide import KeepDecider
+from support.interpreter import interpreted
+from support.programs import NAMES, Program, arguments, as_function, programs
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,10 @@ _named = st.one_of(
     _names.map(lambda n: checkpoint_policies.save_anything_except_these_names(*n)),
     _names.map(
         lambda n: checkpoint_policies.save_and_offload_only_these_names(
-            names_which_can_be_saved=n, names_which_can_be_offloaded=[], offload_src="device", offload_dst="pinned_host"
+            names_which_can_be_saved=n,
+            names_which_can_be_offloaded=[],
+            offload_src="device",
+            offload_dst="pinned_host",
         )
     ),
 )
@@ -80,7 +83,9 @@ _seeds = st.integers(0, 2**16)
 policies = st.one_of(
     _plain,
     _named,
-    st.builds(checkpoint_policies.save_from_both_policies, _named, st.just(checkpoint_policies.dots_saveable)),
+    st.builds(
+        checkpoint_policies.save_from_both_policies, _named, st.just(checkpoint_policies.dots_saveable)
+    ),
     st.builds(RandomCallable, _seeds),
     st.builds(RandomKeeps, _seeds, st.sampled_from([0.1, 0.5, 0.9])),
 )
@@ -161,6 +166,7 @@ def _settings() -> Iterator[None]:
         yield
 
 
+@settings(max_examples=settings.default.max_examples * 4 // 5)
 @given(program=programs, policy=policies, inner=policies, seed=_seeds)
 def test_values_and_gradients(program: Program, policy: Any, inner: Any, seed: int) -> None:
     plain, ours = functions(program, policy, inner)
@@ -168,7 +174,7 @@ def test_values_and_gradients(program: Program, policy: Any, inner: Any, seed: i
     _assert_same(interpreted(value_and_grads(ours))(*args), interpreted(value_and_grads(plain))(*args))
 
 
-@settings(max_examples=5)
+@settings(max_examples=max(4, settings.default.max_examples // 6))
 @given(program=programs, policy=policies, inner=policies, seed=_seeds)
 def test_compiled(program: Program, policy: Any, inner: Any, seed: int) -> None:
     plain, ours = functions(program, policy, inner)
@@ -176,7 +182,7 @@ def test_compiled(program: Program, policy: Any, inner: Any, seed: int) -> None:
     _assert_same(jax.jit(value_and_grads(ours))(*args), interpreted(value_and_grads(plain))(*args))
 
 
-@settings(max_examples=5)
+@settings(max_examples=max(4, settings.default.max_examples // 6))
 @given(program=programs, policy=policies, inner=policies, seed=_seeds)
 def test_without_jit(program: Program, policy: Any, inner: Any, seed: int) -> None:
     plain, ours = functions(program, policy, inner)
@@ -189,6 +195,7 @@ _first_order = [forward_mode, vmap_of_grad, grad_of_vmap]
 _second_order = [forward_over_reverse, reverse_over_reverse]
 
 
+@settings(max_examples=settings.default.max_examples * 3 // 5)
 @given(program=programs, policy=policies, inner=policies, seed=_seeds, mode=st.sampled_from(_first_order))
 def test_other_modes(program: Program, policy: Any, inner: Any, seed: int, mode: Callable[..., Any]) -> None:
     plain, ours = functions(program, policy, inner)
@@ -199,6 +206,7 @@ def test_other_modes(program: Program, policy: Any, inner: Any, seed: int, mode:
     _assert_same(interpreted(mode(ours))(*args), interpreted(mode(plain))(*args))
 
 
+@settings(max_examples=settings.default.max_examples * 3 // 5)
 @given(program=programs, policy=policies, inner=policies, seed=_seeds, mode=st.sampled_from(_second_order))
 def test_second_order(program: Program, policy: Any, inner: Any, seed: int, mode: Callable[..., Any]) -> None:
     plain, ours = functions(program, policy, inner)

@@ -88,7 +88,9 @@ def test_other_transformations(place: str) -> None:
 
 def test_a_policy_looks_inside() -> None:
     def sines(policy: Any) -> int:
-        return str(jax.make_jaxpr(jax.grad(loss(checkpoint(sharded(body), policy=policy))))(X, W)).count(" sin ")
+        return str(jax.make_jaxpr(jax.grad(loss(checkpoint(sharded(body), policy=policy))))(X, W)).count(
+            " sin "
+        )
 
     assert sines(POLICIES["sin"]) < sines(POLICIES["nothing"])
     assert sines(POLICIES["everything"]) < sines(POLICIES["nothing"])

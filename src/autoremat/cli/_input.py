@@ -15,6 +15,7 @@ from typing import Any, cast
 import click
 import jax
 
+from autoremat._errors import AutorematError
 from autoremat.cli._errors import InputError
 
 RETURNS = (
@@ -196,6 +197,8 @@ def _check_runs(spec: Spec, example: Example) -> None:
     """Trace the function for its arguments, without running it: what fails here is no fault of a plan."""
     try:
         jax.eval_shape(example.fun, *example.args)  # pyright: ignore[reportUnknownMemberType]
+    except AutorematError:  # of a checkpoint inside: it says what is wrong itself
+        raise
     except Exception as error:  # the user's function may raise anything
         raise InputError(
             f"{spec}: calling {example.title} with the example arguments failed: {_say(error)}"

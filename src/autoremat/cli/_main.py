@@ -23,7 +23,9 @@ from autoremat.report import to_json
 
 
 @click.group(
-    epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80}
+    no_args_is_help=False,  # what that exits with depends on click's version
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
 @click.version_option(autoremat.__version__, prog_name="autoremat")
 def group() -> None:

@@ -56,7 +56,7 @@ class Op:
     primitive: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    params: Mapping[str, object] = field(default_factory=dict)
+    params: Mapping[str, object] = field(default_factory=dict[str, object])
     inner: tuple[Graph, ...] = ()
     trips: int = 1
     repeatable: bool = True

@@ -40,7 +40,9 @@ class MemoryUse:
         """From a compiled program. Raises `CompileError` where the backend gives no analysis."""
         analysis = compiled.memory_analysis()
         if analysis is None:
-            raise CompileError("the compiler of this backend gives no memory analysis, so no budget can be verified.")
+            raise CompileError(
+                "the compiler of this backend gives no memory analysis, so no budget can be verified."
+            )
         arguments = int(analysis.argument_size_in_bytes)
         outputs = int(analysis.output_size_in_bytes)
         temporaries = int(analysis.temp_size_in_bytes)
@@ -108,7 +110,10 @@ def _explain(error: BaseException) -> str:
 
 
 def measure(
-    fun: Callable[..., Any], *args: Any, target: str | None = None, compiler_options: Mapping[str, Any] | None = None
+    fun: Callable[..., Any],
+    *args: Any,
+    target: str | None = None,
+    compiler_options: Mapping[str, Any] | None = None,
 ) -> MemoryUse:
     """Compile `jit(fun)` for the shapes of `args` and return the bytes that it needs, without executing it.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from autoremat.cost import Device, device_for_backend
 from autoremat.measure import MemoryUse, compile_memory
 from autoremat.plan._path import Path, build_path
 from autoremat.plan._rewrite import Decisions, decide, rewrite
-from autoremat.plan._stages import Builder, Stage, partitions
+from autoremat.plan._stages import Builder, Program, Stage, partitions
 from autoremat.plan._trace import Traced
 
 
@@ -101,7 +101,7 @@ class Candidates:
             self.has_aux,
             self.target,
             tuple(sorted(self.options.items())),
-            jax.config.jax_enable_x64,
+            jax.config.read("jax_enable_x64"),
         )
         self.record = record_for(key)
 
@@ -204,6 +204,15 @@ def build_variants(traced: Traced, on: Device) -> Iterator[Variant]:
             path = build_path(program)
             label = f"{name}, loop bodies in two stages" if halve else name
             yield Variant(label, "dependence", path)
-            # Inside a loop no barrier is needed; where there is nothing else, the two kinds give one program.
-            if first and any(isinstance(node, Stage) and node.options[-1].policy for node in program.nodes):
+            if first and _fences_matter(program):
                 yield Variant(label, "barrier", path)
+
+
+def _fences_matter(program: Program) -> bool:
+    """Whether much can be recomputed outside loops: inside a loop no barrier is needed, and the two kinds are one."""
+    outside = [node for node in program.nodes if isinstance(node, Stage)]
+
+    def movable(stages: Iterable[Stage]) -> int:
+        return sum((s.options[0].nbytes - s.options[-1].nbytes) * s.trips for s in stages)
+
+    return 10 * movable(outside) > movable(program.stages())

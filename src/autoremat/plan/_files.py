@@ -221,9 +221,11 @@ class _Reader:
 
     def _union(self, parts: tuple[Any, ...], value: Any, where: str) -> Any:
         """One of several classes, by their names; or a type and `None`."""
-        classes = {c.__name__: c for c in parts if isinstance(c, type) and dataclasses.is_dataclass(c)}
+        classes: dict[str, Any] = {
+            c.__name__: c for c in parts if isinstance(c, type) and dataclasses.is_dataclass(c)
+        }
         if classes:
-            kind = value.get("kind") if isinstance(value, dict) else None
+            kind = str(value.get("kind")) if isinstance(value, dict) else ""
             self._expect(kind in classes, value, where, f'an object whose "kind" is one of {sorted(classes)}')
             return self.read(classes[kind], value, where)
         (other,) = (p for p in parts if p is not types.NoneType)

@@ -20,7 +20,9 @@ from autoremat.transform._jaxpr import is_var, subjaxprs
 TRIED = 4
 """Operations with the largest operands that are compiled alone."""
 
-_CONTAINERS = frozenset({"scan", "while", "cond", "jit", "pjit", "autoremat_checkpoint", "autoremat_linear", "closed_call"})
+_CONTAINERS = frozenset(
+    {"scan", "while", "cond", "jit", "pjit", "autoremat_checkpoint", "autoremat_linear", "closed_call"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ hull, and those between are splices along program order.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from autoremat.plan._stages import Option, Program, Stage
-
 
 SPLITS = 4
 """A large step of a stage inside a loop is taken in so many parts, some of the iterations at a time."""
@@ -124,7 +124,7 @@ def _edges(index: int, stage: Stage) -> list[_Edge]:
     """The edges of a stage's hull, from vertex to vertex over the options between them."""
     vertices = [i for i, o in enumerate(stage.options) if o.vertex]
     result = []
-    for a, b in zip(vertices, vertices[1:], strict=False):
+    for a, b in itertools.pairwise(vertices):
         high, low = stage.options[a], stage.options[b]
         result.append(_Edge(index, a, b, Fraction(low.cost - high.cost, high.nbytes - low.nbytes)))
     return result

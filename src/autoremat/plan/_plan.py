@@ -51,7 +51,7 @@ class Plan:
     argnums: tuple[int, ...]
     has_aux: bool
     target: str
-    compiler_options: Mapping[str, Any]
+    compiler_options: dict[str, Any]
     budget_bytes: int
     peak_bytes: int
     unplanned_bytes: int
@@ -156,7 +156,9 @@ def _mismatch(plan: Plan, graph: Graph, name: str) -> str:
         if i is None:
             detail = "The first operations are the same; their shapes, parameters or number differ. "
         else:
-            detail = f"They differ first at operation {i - 1}: planned for `{plan.signature[i]}`, got `{got[i]}`. "
+            detail = (
+                f"They differ first at operation {i - 1}: planned for `{plan.signature[i]}`, got `{got[i]}`. "
+            )
     return start + detail + "Cheapest fix: call autoremat.plan again for this function and these shapes."
 
 
@@ -231,7 +233,9 @@ def prepare(
     return candidates
 
 
-def _to_plan(candidates: Candidates, chosen: Measured, baseline: Measured, limit: int, before: set[Any]) -> Plan:
+def _to_plan(
+    candidates: Candidates, chosen: Measured, baseline: Measured, limit: int, before: set[Any]
+) -> Plan:
     from autoremat.cost import graph_flops
 
     traced, record = candidates.traced, candidates.record
@@ -395,4 +399,3 @@ def _spread(states: Sequence[Any], count: int) -> list[int]:
         wanted = top - (top - bottom) * k / (count - 1)
         chosen.add(min(states, key=lambda s: abs(s.nbytes - wanted)).index)
     return sorted(chosen)
-

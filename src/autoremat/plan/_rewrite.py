@@ -13,9 +13,19 @@ from typing import Any
 
 from jax import lax
 
-from autoremat._compat import DropVar, Jaxpr, JaxprEqn, eqn_effects, new_eqn, new_jaxpr, new_var, scan_params, scan_sizes
-from autoremat.plan._segments import Span, subjaxpr
+from autoremat._compat import (
+    DropVar,
+    Jaxpr,
+    JaxprEqn,
+    eqn_effects,
+    new_eqn,
+    new_jaxpr,
+    new_var,
+    scan_params,
+    scan_sizes,
+)
 from autoremat.plan._path import State
+from autoremat.plan._segments import Span, subjaxpr
 from autoremat.plan._stages import Loop, Program, Stage, loop_body
 from autoremat.transform._jaxpr import is_var, traced_eqns
 from autoremat.transform._planned import PlannedPolicy
@@ -138,13 +148,17 @@ def split_loop(eqn: JaxprEqn, first: Jaxpr, rest: Jaxpr, count: int) -> list[Jax
     two, last, late_ys = _part(eqn, rest, length - count, [*consts, *carry, *late], num_carry)
     low_ys, high_ys = (late_ys, early_ys) if reverse else (early_ys, late_ys)
     joined_eqns, joined = traced_eqns(
-        lambda *ys: [lax.concatenate(pair, 0) for pair in zip(ys[: len(low_ys)], ys[len(low_ys) :], strict=True)],
+        lambda *ys: [
+            lax.concatenate(pair, 0) for pair in zip(ys[: len(low_ys)], ys[len(low_ys) :], strict=True)
+        ],
         [*low_ys, *high_ys],
         "loop results",
     )
     eqns = [*low_eqns, *high_eqns, one, two, *joined_eqns]
     rename = {
-        made: out for made, out in zip([*last, *joined], eqn.outvars, strict=True) if not isinstance(out, DropVar)
+        made: out
+        for made, out in zip([*last, *joined], eqn.outvars, strict=True)
+        if not isinstance(out, DropVar)
     }
     return [e.replace(outvars=[rename.get(v, v) for v in e.outvars]) for e in eqns]
 

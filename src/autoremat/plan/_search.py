@@ -22,6 +22,15 @@ MAX_COMPILES = 9
 WORTH = 0.97
 """Another path is tried only for plans that recompute at most this share of the best one known."""
 
+STEPS_BACK = (WORTH, 0.85, 0.7)
+"""... starting from states that recompute so much of it, in this order."""
+
+MAX_STEPS_BACK = 5
+"""... so many at most."""
+
+NEARLY = 1.03
+"""A peak of at most this multiple of the budget makes neighbours worth a compilation."""
+
 PROMISING = 1.15
 """... and whose peak, predicted from their kept bytes, is at most this multiple of the budget."""
 
@@ -76,13 +85,10 @@ class Search:
         compiles = MAX_COMPILES
         if not first and best is not None:
             compiles = MAX_COMPILES // 2
-            better = max((p for p, i in enumerate(whole) if path.states[i].cost <= WORTH * best.cost), default=-1)
-            if better <= low or not self._promising(variant, path, whole[better], best):
+            better = self._better(variant, path, whole, best, high)
+            if better is None:
                 return
-            if high is None or high > better:
-                if not self._fits_at(variant, whole[better]):
-                    return
-                high = better
+            low, high = (low, better) if low < better else (-1, better)
         if high is None:
             high = self._feasible_end(variant, path, whole)
         if high is None:
@@ -91,13 +97,42 @@ class Search:
         if high - low == 1 and low >= 0:
             self._between(variant, range(whole[low] + 1, whole[high]))
 
+    def _better(
+        self, variant: int, path: Path, whole: Sequence[int], best: Measured, high: int | None
+    ) -> int | None:
+        """A position that fits and recomputes less than the best plan known.
+
+        The peak does not fall steadily along a path, so where the nearest one does not fit, a few before it are tried.
+        """
+        tried: set[int] = set()
+        for share in STEPS_BACK:
+            position = max(
+                (p for p, i in enumerate(whole) if path.states[i].cost <= share * best.cost), default=-1
+            )
+            if high is not None and position >= high:
+                return high
+            while position >= 0 and position not in tried and len(tried) < MAX_STEPS_BACK:
+                if not self._promising(variant, path, whole[position], best):
+                    break
+                tried.add(position)
+                measured = self._measure(variant, whole[position])
+                if measured is not None and self.fits(measured):
+                    return position
+                # Barely too much: what is kept a little differently may fit.
+                if measured is None or measured.use.peak_bytes > NEARLY * self.budget:
+                    break
+                position -= 1
+        return None
+
     def _promising(self, variant: int, path: Path, index: int, best: Measured) -> bool:
         """Whether a state may fit: what is alive at the peak beside the kept bytes differs little from plan to plan.
 
         A compilation may take a minute, so a path is not looked at where this says that it must fail.
         """
         state = path.states[index]
-        own = [m for (number, i), m in self.candidates.record.measured.items() if number == variant and i >= 0]
+        own = [
+            m for (number, i), m in self.candidates.record.measured.items() if number == variant and i >= 0
+        ]
         like = min(own, key=lambda m: abs(m.nbytes - state.nbytes), default=best)
         predicted = state.nbytes + like.use.peak_bytes - like.nbytes
         return predicted <= PROMISING * self.budget
@@ -131,7 +166,9 @@ class Search:
         measured = self.candidates.record.measured
         known = {p: measured[variant, i] for p, i in enumerate(whole) if (variant, i) in measured}
         high = min((p for p, m in known.items() if self.fits(m)), default=None)
-        low = max((p for p, m in known.items() if not self.fits(m) and (high is None or p < high)), default=-1)
+        low = max(
+            (p for p, m in known.items() if not self.fits(m) and (high is None or p < high)), default=-1
+        )
         return low, high
 
     def _feasible_end(self, variant: int, path: Path, whole: Sequence[int]) -> int | None:

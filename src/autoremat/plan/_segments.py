@@ -13,6 +13,7 @@ borders are places that little crosses: the residual stream between two layers. 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,13 +24,22 @@ from autoremat.graph import fingerprint
 from autoremat.graph._trace import aval_size, trace_graph
 from autoremat.transform._jaxpr import free_vars, is_var, subjaxprs
 
-
 _WINDOWS = frozenset({"reduce_window_max", "reduce_window_min", "reduce_window"})
 
 MAX_PIECES = 128
 """Pieces among which the partition with the lowest peak is sought; more are joined to even shares first."""
 
-_DEAR = frozenset({"dot_general", "ragged_dot", "ragged_dot_general", "conv_general_dilated", "scan", "while", "pallas_call"})
+_DEAR = frozenset(
+    {
+        "dot_general",
+        "ragged_dot",
+        "ragged_dot_general",
+        "conv_general_dilated",
+        "scan",
+        "while",
+        "pallas_call",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -145,10 +155,10 @@ def _stretch(
     cuts = _one_between_works(jaxpr, [k for k in range(start + 1, stop) if counts[k] == 1], sizes, is_work)
     borders = [start, *cuts, stop]
     refined: list[int] = []
-    for a, b in zip(borders, borders[1:], strict=False):
+    for a, b in itertools.pairwise(borders):
         refined += [a, *_cut_wide(jaxpr, a, b, sizes, total)]
     refined.append(stop)
-    return _merge_light(jaxpr, [Span(a, b) for a, b in zip(refined, refined[1:], strict=False)], is_work)
+    return _merge_light(jaxpr, [Span(a, b) for a, b in itertools.pairwise(refined)], is_work)
 
 
 def _one_between_works(
@@ -278,7 +288,9 @@ def find_repetition(jaxpr: Jaxpr, sizes: Sequence[int]) -> Repetition | None:
         return None
     start, length, repeats = best
     slack = _run_end(marks, start, length) - start - length * repeats
-    offset = min(range(slack + 1), key=lambda o: (sum(sizes[start + o + length * k] for k in range(1, repeats)), o))
+    offset = min(
+        range(slack + 1), key=lambda o: (sum(sizes[start + o + length * k] for k in range(1, repeats)), o)
+    )
     return Repetition(start + offset, length, repeats)
 
 
@@ -364,10 +376,10 @@ def _pieces(jaxpr: Jaxpr, counts: Sequence[int], sizes: Sequence[int]) -> list[S
     may need several times its operand."""
     is_work = _work_of(jaxpr)
     narrow = [k for k in range(1, len(jaxpr.eqns)) if counts[k] == 1]
-    cuts = set(_one_between_works(jaxpr, narrow, sizes, is_work))
+    cuts = set(_one_between_works(jaxpr, narrow, list(sizes), is_work))
     cuts |= {k for k in narrow if jaxpr.eqns[k].primitive.name in _WINDOWS}
     borders = [0, *sorted(cuts), len(jaxpr.eqns)]
-    return [Span(a, b) for a, b in zip(borders, borders[1:], strict=False)]
+    return [Span(a, b) for a, b in itertools.pairwise(borders)]
 
 
 @dataclass(frozen=True)
@@ -468,4 +480,3 @@ def _even(jaxpr: Jaxpr, spans: Sequence[Span], shares: int) -> list[Span]:
         group.append(span)
         size += produced
     return result + _join(group)
-

@@ -111,7 +111,9 @@ class Builder:
             if not any(nonzero) or not part.outvars:
                 continue
             shared = tuple(i for i, v in enumerate(part.outvars) if v in later)
-            options, nonzero_outs, count = self._solve(part, nonzero, tuple(v in charged for v in part.invars), shared)
+            options, nonzero_outs, count = self._solve(
+                part, nonzero, tuple(v in charged for v in part.invars), shared
+            )
             ops += count
             active.update(v for v, nz in zip(part.outvars, nonzero_outs, strict=True) if nz)
             charged.update(part.invars)
@@ -157,7 +159,10 @@ class Builder:
             # that the carry-out of one iteration is the carry-in of the next, so both are charged.
             program, reached = self.program(body, spans, seeds, alive, trips * eqn.params["length"], label)
             outs = [is_var(v) and v in reached for v in body.outvars]
-            grown = [nz or outs[i - num_consts] if num_consts <= i < num_consts + num_carry else nz for i, nz in enumerate(nonzero)]
+            grown = [
+                nz or outs[i - num_consts] if num_consts <= i < num_consts + num_carry else nz
+                for i, nz in enumerate(nonzero)
+            ]
             if grown == nonzero:
                 break
             nonzero = grown
@@ -226,4 +231,3 @@ def _inside(low: Any, high: Any) -> Fraction:
 def partitions(jaxpr: Jaxpr, active: set[Var]) -> list[tuple[str, list[Span]]]:
     """The candidate partitions of a program into stages."""
     return groupings(jaxpr, dependents(jaxpr, active))
-

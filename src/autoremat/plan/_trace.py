@@ -35,7 +35,9 @@ class Traced:
     dissolved: int = 0
 
 
-def trace(fun: Callable[..., Any], args: Sequence[Any], argnums: Sequence[int], kwargs: dict[str, Any] | None = None) -> Traced:
+def trace(
+    fun: Callable[..., Any], args: Sequence[Any], argnums: Sequence[int], kwargs: dict[str, Any] | None = None
+) -> Traced:
     """Trace `fun` for the shapes of `args`. Arguments may be `jax.ShapeDtypeStruct`s."""
     call = bind_call(fun, tuple(args), dict(kwargs or {}), (), ())
     leaf_argnum = [i for i, a in enumerate(args) for _ in jax.tree.leaves(a)]
@@ -89,7 +91,9 @@ def _flatten_body(body: Any) -> Any:
 
 def count_checkpoints(jaxpr: Jaxpr) -> int:
     """How many checkpoints the function has already; a plan replaces them."""
-    return sum((e.primitive.name in CHECKPOINTS) + sum(map(count_checkpoints, subjaxprs(e))) for e in jaxpr.eqns)
+    return sum(
+        (e.primitive.name in CHECKPOINTS) + sum(map(count_checkpoints, subjaxprs(e))) for e in jaxpr.eqns
+    )
 
 
 def argnum_tuple(argnums: int | Sequence[int], num_args: int) -> tuple[int, ...]:
@@ -121,9 +125,17 @@ def check_differentiable(traced: Traced, argnums: tuple[int, ...], has_aux: bool
         out = out[0]
     leaves = jax.tree.leaves(out)
     avals = [v.aval for v in leaves]
-    if len(avals) != 1 or avals[0].shape != () or not jax.numpy.issubdtype(avals[0].dtype, jax.numpy.floating):
+    if (
+        len(avals) != 1
+        or avals[0].shape != ()
+        or not jax.numpy.issubdtype(avals[0].dtype, jax.numpy.floating)
+    ):
         got = ", ".join(a.str_short(short_dtypes=True) for a in avals[:4])
-        hint = " If it returns (loss, aux), pass has_aux=True." if len(avals) > 1 else " Cheapest fix: return its mean or sum."
+        hint = (
+            " If it returns (loss, aux), pass has_aux=True."
+            if len(avals) > 1
+            else " Cheapest fix: return its mean or sum."
+        )
         raise DifferentiationError(
             f"`autoremat.plan({traced.name}, ...)` needs a function that returns one floating-point scalar, as "
             f"`jax.grad` does; it returns {len(avals)} array(s): {got}.{hint}"

@@ -12,8 +12,8 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
 )
@@ -58,8 +58,7 @@ class TerminalProgress:
 
     def compiling(self, what: str) -> None:
         """A compilation starts."""
-        self._start(SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-        self._task(f"Compiling {what}", None)
+        self._start(f"Compiling {what}", None, SpinnerColumn(), _text(), TimeElapsedColumn())
 
     def compiled(self, what: str, use: Compiled) -> None:
         """It ended: a line with its peak, how long it took, and what it was."""
@@ -71,17 +70,11 @@ class TerminalProgress:
 
     def over(self, items: Iterable[T], what: str, total: int) -> Iterator[T]:
         """The items, with a bar that shows how many of `total` are done."""
-        self._start(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        task = self._task(what, total)
+        self._start(what, total, _text(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         for item in items:
             yield item
             if self._live is not None:
-                self._live.advance(task)
+                self._live.advance(self._live.task_ids[0])
         self.stop()
 
     def stop(self) -> None:
@@ -90,14 +83,14 @@ class TerminalProgress:
             self._live.stop()
             self._live = None
 
-    def _start(
-        self, *columns: SpinnerColumn | TextColumn | BarColumn | MofNCompleteColumn | TimeElapsedColumn
-    ) -> None:
+    def _start(self, what: str, total: int | None, *columns: ProgressColumn) -> None:
         self.stop()
-        disabled = not self.console.is_terminal
-        self._live = Progress(*columns, console=self.console, transient=True, disable=disabled)
-        self._live.start()
+        if self.console.is_terminal:
+            self._live = Progress(*columns, console=self.console, transient=True)
+            self._live.add_task(what, total=total)
+            self._live.start()
 
-    def _task(self, what: str, total: int | None) -> TaskID:
-        assert self._live is not None
-        return self._live.add_task(what, total=total)
+
+def _text() -> TextColumn:
+    """The description of a task, which is no markup."""
+    return TextColumn("{task.description}", markup=False)

@@ -103,7 +103,9 @@ def checkpoint(
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         call = bind_call(fun, args, kwargs, argnums, argnames)
         jaxpr, consts, out_tree = trace_call(fun, call, "checkpoint / remat")
-        guard = prevent_cse if isinstance(prevent_cse, bool) else _per_argument(prevent_cse, call, len(consts))
+        guard = (
+            prevent_cse if isinstance(prevent_cse, bool) else _per_argument(prevent_cse, call, len(consts))
+        )
         outs = checkpoint_p.bind(
             *consts, *call.leaves, jaxpr=jaxpr, policy=policy, prevent_cse=guard, differentiated=False
         )
@@ -122,7 +124,9 @@ def _per_argument(prevent_cse: Sequence[Any], call: Any, num_consts: int) -> tup
     flags: list[bool] = []
     try:
         jax.tree.map(
-            lambda flag, part: flags.extend([bool(flag)] * len(jax.tree.leaves(part))), tuple(prevent_cse), target
+            lambda flag, part: flags.extend([bool(flag)] * len(jax.tree.leaves(part))),
+            tuple(prevent_cse),
+            target,
         )
     except ValueError as error:
         raise ValueError(

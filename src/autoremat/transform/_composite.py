@@ -32,6 +32,7 @@ from autoremat._compat import (
 from autoremat.transform._jaxpr import free_vars, inline_body, is_var, live_eqns, traced_eqns
 from autoremat.transform._split import CompositeSplit, Decider, Split, composite_rules, prune, split_eqns
 
+
 def _opened(closed: Any) -> tuple[Jaxpr, dict[Var, Any]]:
     """The body in a parameter of an equation, calls inlined, and the constants that it reads beside its inputs."""
     opened, consts = open_jaxpr(closed)
@@ -91,7 +92,12 @@ def _split_iteration(
 
 
 def _rerun_scan(
-    eqn: JaxprEqn, body: Jaxpr, constants: Mapping[Var, Any], split: Split, run: list[bool], stacks: dict[Var, Var]
+    eqn: JaxprEqn,
+    body: Jaxpr,
+    constants: Mapping[Var, Any],
+    split: Split,
+    run: list[bool],
+    stacks: dict[Var, Var],
 ) -> JaxprEqn:
     num_consts, num_carry = scan_sizes(eqn.params)
     outs = [v for v, r in zip(body.outvars, run, strict=True) if r]
@@ -152,7 +158,8 @@ def split_cond(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> Composite
         params=dict(
             eqn.params,
             branches=tuple(
-                _closed(_forward_branch(b, body, splits[b], new), constants[b]) for b, body in enumerate(bodies)
+                _closed(_forward_branch(b, body, splits[b], new), constants[b])
+                for b, body in enumerate(bodies)
             ),
         ),
     )
@@ -161,7 +168,8 @@ def split_cond(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> Composite
     if not again:
         return CompositeSplit(forward=forward, kept=kept, rerun=None)
     branches = [
-        _closed(_rerun_branch(b, body, splits[b], slots, again), constants[b]) for b, body in enumerate(bodies)
+        _closed(_rerun_branch(b, body, splits[b], slots, again), constants[b])
+        for b, body in enumerate(bodies)
     ]
     rerun = new_eqn(
         [*eqn.invars, *(slot.outer for slot in slots)],
@@ -177,7 +185,7 @@ def split_cond(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> Composite
 
 def _can_be_zero(aval: Any) -> bool:
     dtype = getattr(aval, "dtype", None)
-    return dtype is not None and (jnp.issubdtype(dtype, jnp.number) or dtype == bool)
+    return dtype is not None and (jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_)
 
 
 def _kept_by_all(
@@ -192,7 +200,7 @@ def _kept_by_all(
             continue
         codecs = {split.kept.get(v) for v, split in zip(made, splits, strict=True)}
         if len(codecs) == 1 and None not in codecs and not taken & set(made):
-            found[i] = _Slot(eqn.outvars[i], codecs.pop(), dict(enumerate(made)))
+            found[i] = _Slot(eqn.outvars[i], str(codecs.pop()), dict(enumerate(made)))
             taken.update(made)
     return found
 
@@ -360,7 +368,9 @@ def split_shard_map(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> Comp
         body = inline_body(body)
         half = _halves(body, wanted, decider, {})
         add_axis, handed, remove_axis, received = _with_an_axis(half.split.kept)
-    specs, avals = zip(*(shard_map_residual(params, v.aval) for v in handed), strict=True) if handed else ((), ())
+    specs, avals = (
+        zip(*(shard_map_residual(params, v.aval) for v in handed), strict=True) if handed else ((), ())
+    )
     outer = {v: new_var(a) for v, a in zip(half.split.kept, avals, strict=True)}
     spec_of = dict(zip(half.split.kept, specs, strict=True))
     received_of = dict(zip(half.split.kept, received, strict=True))

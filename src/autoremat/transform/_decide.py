@@ -12,6 +12,7 @@ from autoremat.transform._linearize import Joint
 from autoremat.transform._policies import NothingSaveable, check_decision, single_policies
 from autoremat.transform._split import RECURSE, Decider, composite_rules, may_run_again
 
+
 @runtime_checkable
 class GraphPolicy(Protocol):
     """A policy that sees the whole joint program at once, as the planner's do."""
@@ -37,7 +38,9 @@ class PolicyDecider:
         if not may_run_again(eqn):
             return dict.fromkeys(wanted, DEVICE_NAME)
         for policy in single_policies(self.policy):
-            if len(kept) < len(wanted) and _saves(policy, eqn.primitive, [v.aval for v in eqn.invars], eqn.params):
+            if len(kept) < len(wanted) and _saves(
+                policy, eqn.primitive, [v.aval for v in eqn.invars], eqn.params
+            ):
                 kept |= {i for i in wanted if not _excludes(policy, tags[i])}
         return dict.fromkeys(sorted(kept), DEVICE_NAME)
 

@@ -26,7 +26,13 @@ from autoremat._compat import (
 R = TypeVar("R")
 
 # Calls without a meaning of their own: a planner looks through them.
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "eval_jaxpr": "jaxpr"}
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "eval_jaxpr": "jaxpr",
+}
 
 
 def is_var(x: Any) -> bool:
@@ -89,8 +95,12 @@ class _Inliner:
                 continue
             outvars = eqn.outvars
             if fresh:
-                outvars = [DropVar(v.aval) if isinstance(v, DropVar) else new_var(v.aval) for v in eqn.outvars]
-                env.update((a, b) for a, b in zip(eqn.outvars, outvars, strict=True) if not isinstance(a, DropVar))
+                outvars = [
+                    DropVar(v.aval) if isinstance(v, DropVar) else new_var(v.aval) for v in eqn.outvars
+                ]
+                env.update(
+                    (a, b) for a, b in zip(eqn.outvars, outvars, strict=True) if not isinstance(a, DropVar)
+                )
             if fresh or invars != list(eqn.invars):
                 eqn = rebind(eqn, invars, outvars)
             self.eqns.append(eqn)
@@ -151,7 +161,9 @@ def free_vars(eqns: Sequence[JaxprEqn], outs: Iterable[Any] = ()) -> list[Var]:
     return list(free)
 
 
-def traced_eqns(fun: Callable[..., Sequence[Any]], invars: Sequence[Var], what: str) -> tuple[list[JaxprEqn], list[Any]]:
+def traced_eqns(
+    fun: Callable[..., Sequence[Any]], invars: Sequence[Var], what: str
+) -> tuple[list[JaxprEqn], list[Any]]:
     """The equations of a small helper function applied to given variables, and its output atoms."""
     jaxpr, consts = trace(fun, [v.aval for v in invars], what)
     if consts:
@@ -190,7 +202,9 @@ def _map_inner(eqn: JaxprEqn, change: Callable[[JaxprEqn], JaxprEqn]) -> JaxprEq
         changed = map_eqns(opened, change)
         if changed is opened:
             return x
-        return changed if x is opened else close_jaxpr(changed, dict(zip(opened.constvars, consts, strict=True)))
+        return (
+            changed if x is opened else close_jaxpr(changed, dict(zip(opened.constvars, consts, strict=True)))
+        )
 
     params = {key: of_param(value) for key, value in eqn.params.items()}
     if all(params[key] is value for key, value in eqn.params.items()):
@@ -208,7 +222,7 @@ def cached_by_jaxpr(fun: Callable[..., R]) -> Callable[..., R]:
 
     def lookup(jaxpr: Jaxpr, *rest: Any) -> R:
         result = cached(jaxpr, *rest)
-        if any(isinstance(c, Tracer) for c in result.constants):
+        if any(isinstance(c, Tracer) for c in getattr(result, "constants", ())):
             cached.evict_weakref(jaxpr)
         return result
 

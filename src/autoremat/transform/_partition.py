@@ -14,11 +14,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autoremat._compat import Jaxpr, JaxprEqn, Var, dce, in_scope, name_p, new_jaxpr, new_var, weakref_lru_cache, without_dead_code
+from autoremat._compat import (
+    Jaxpr,
+    JaxprEqn,
+    Var,
+    dce,
+    in_scope,
+    name_p,
+    new_jaxpr,
+    new_var,
+    weakref_lru_cache,
+    without_dead_code,
+)
 from autoremat._errors import UnmatchedNameWarning
 from autoremat.storage import CODECS
 from autoremat.transform._decide import GraphPolicy, decider_for
-from autoremat.transform._jaxpr import cached_by_jaxpr, free_vars, is_var, live_eqns, map_eqns, subjaxprs, traced_eqns
+from autoremat.transform._jaxpr import (
+    cached_by_jaxpr,
+    free_vars,
+    is_var,
+    live_eqns,
+    map_eqns,
+    subjaxprs,
+    traced_eqns,
+)
 from autoremat.transform._linearize import Joint, linearize_cached
 from autoremat.transform._policies import nested, requested_names
 from autoremat.transform._split import Split, prune, split_eqns
@@ -184,5 +203,3 @@ def _warn_of_unmatched_names(jaxpr: Jaxpr, joint: Joint, policy: Any) -> None:
             UnmatchedNameWarning,
             stacklevel=2,
         )
-
-

@@ -1,6 +1,6 @@
 """Policies that see the whole joint program: they price it, solve it, and keep what the solution says.
 
-    Joint -> Graph -> Problem -> Assignment -> KeepDecider
+Joint -> Graph -> Problem -> Assignment -> KeepDecider
 """
 
 from __future__ import annotations
@@ -103,7 +103,11 @@ def joint_graph(joint: Joint, free: Sequence[bool]) -> tuple[Graph, dict[Any, in
     num_primals = len(free)
     alive = [v for i, v in enumerate(joint.inputs) if i >= num_primals or free[i]]
     return trace_graph(
-        forward_jaxpr(joint), demanded=joint.demanded, free=alive, effect_allowed=effect_may_repeat, source_of=lambda eqn: ""
+        forward_jaxpr(joint),
+        demanded=joint.demanded,
+        free=alive,
+        effect_allowed=effect_may_repeat,
+        source_of=lambda eqn: "",
     )
 
 
@@ -208,7 +212,9 @@ class BudgetPolicy:
     @classmethod
     def parse(cls, budget: int | str) -> BudgetPolicy:
         """From what the user wrote. Raises `BudgetError`."""
-        return cls(parse_budget(budget, "autoremat.checkpoint"), device_for_backend(jax.default_backend()).name)
+        return cls(
+            parse_budget(budget, "autoremat.checkpoint"), device_for_backend(jax.default_backend()).name
+        )
 
     def decider(self, joint: Joint) -> Decider:
         posed = pose(joint, device(self.target), [True] * len(joint.like.invars))

@@ -70,7 +70,9 @@ def _flags(prevent_cse: Flags, n: int) -> tuple[bool, ...]:
 
 
 @checkpoint_p.def_impl
-def _checkpoint_impl(*args: Any, jaxpr: Jaxpr, policy: Any, prevent_cse: Flags, differentiated: bool) -> list[Any]:
+def _checkpoint_impl(
+    *args: Any, jaxpr: Jaxpr, policy: Any, prevent_cse: Flags, differentiated: bool
+) -> list[Any]:
     del policy, prevent_cse, differentiated
     return eval_jaxpr(jaxpr, *args)
 
@@ -158,14 +160,18 @@ def _differentiate(
     return list(outs), tangents_out
 
 
-def _checkpoint_jvp(primals: Any, tangents: Any, *, jaxpr: Jaxpr, policy: Any, prevent_cse: Flags, differentiated: bool) -> Any:
+def _checkpoint_jvp(
+    primals: Any, tangents: Any, *, jaxpr: Jaxpr, policy: Any, prevent_cse: Flags, differentiated: bool
+) -> Any:
     return _differentiate(primals, tangents, jaxpr, policy, prevent_cse, differentiated)
 
 
 ad.primitive_jvps[checkpoint_p] = _checkpoint_jvp
 
 
-def _linear_jvp(primals: Any, tangents: Any, *, jaxpr: Jaxpr, num_leaves: int, policy: Any, prevent_cse: Flags) -> Any:
+def _linear_jvp(
+    primals: Any, tangents: Any, *, jaxpr: Jaxpr, num_leaves: int, policy: Any, prevent_cse: Flags
+) -> Any:
     """Linear in the tangents that it was made for; in the leaves it is a checkpointed function like any other.
 
     Without the second case, reverse mode over forward mode would keep every intermediate of the linear part.
@@ -177,7 +183,10 @@ def _linear_jvp(primals: Any, tangents: Any, *, jaxpr: Jaxpr, num_leaves: int, p
         leaves = primals[:num_leaves]
         tangents_out = linear_p.bind(*leaves, *map(ad.instantiate_zeros, linear_tangents), **params)
         return outs, tangents_out
-    flags = (*_flags(prevent_cse, num_leaves), *(any(_flags(prevent_cse, num_leaves)) for _ in linear_tangents))
+    flags = (
+        *_flags(prevent_cse, num_leaves),
+        *(any(_flags(prevent_cse, num_leaves)) for _ in linear_tangents),
+    )
     return _differentiate(primals, tangents, _without_repeats_cached(jaxpr), policy, flags, False)
 
 
@@ -244,12 +253,16 @@ def _trace_backward(
 _trace_backward_cached = cached_by_jaxpr(_trace_backward)
 
 
-def _linear_transpose(cts: Any, *args: Any, jaxpr: Jaxpr, num_leaves: int, policy: Any, prevent_cse: Flags) -> list[Any]:
+def _linear_transpose(
+    cts: Any, *args: Any, jaxpr: Jaxpr, num_leaves: int, policy: Any, prevent_cse: Flags
+) -> list[Any]:
     leaves, tangents = args[:num_leaves], args[num_leaves:]
     unknown = tuple(ad.is_undefined_primal(t) for t in tangents)
     nonzero = tuple(type(ct) is not Zero for ct in cts)
     if not any(nonzero):
-        return [None] * num_leaves + [Zero(t.aval) if u else None for t, u in zip(tangents, unknown, strict=True)]
+        return [None] * num_leaves + [
+            Zero(t.aval) if u else None for t, u in zip(tangents, unknown, strict=True)
+        ]
     dependence = policy.carried if getattr(policy, "fence", "barrier") == "dependence" else None
     backward = _trace_backward_cached(jaxpr, num_leaves, unknown, nonzero, dependence)
     flags = _flags(prevent_cse, num_leaves)
@@ -281,13 +294,17 @@ ad.primitive_transposes[linear_p] = _linear_transpose
 
 def _known_first(jaxpr: Jaxpr, unknown: tuple[bool, ...]) -> Jaxpr:
     inputs = list(zip(jaxpr.invars, unknown, strict=True))
-    return new_jaxpr([*(v for v, u in inputs if not u), *(v for v, u in inputs if u)], jaxpr.outvars, jaxpr.eqns, jaxpr)
+    return new_jaxpr(
+        [*(v for v, u in inputs if not u), *(v for v, u in inputs if u)], jaxpr.outvars, jaxpr.eqns, jaxpr
+    )
 
 
 _known_first_cached = weakref_lru_cache(_known_first)
 
 
-def _checkpoint_transpose(cts: Any, *args: Any, jaxpr: Jaxpr, prevent_cse: Flags, policy: Any, **_: Any) -> list[Any]:
+def _checkpoint_transpose(
+    cts: Any, *args: Any, jaxpr: Jaxpr, prevent_cse: Flags, policy: Any, **_: Any
+) -> list[Any]:
     """A checkpointed function that is linear in some arguments is the linear part of itself."""
     unknown = tuple(ad.is_undefined_primal(x) for x in args)
     order = sorted(range(len(args)), key=lambda i: unknown[i])
@@ -313,7 +330,9 @@ ad.primitive_transposes[checkpoint_p] = _checkpoint_transpose
 # -------------------------------------------------------------------------------------------------------------- batching
 
 
-def _checkpoint_batch(axis_data: Any, args: Any, dims: Any, *, jaxpr: Jaxpr, prevent_cse: Flags, **params: Any) -> Any:
+def _checkpoint_batch(
+    axis_data: Any, args: Any, dims: Any, *, jaxpr: Jaxpr, prevent_cse: Flags, **params: Any
+) -> Any:
     batched, consts, out_batched = batch_jaxpr(jaxpr, axis_data, dims)
     flags = (*(False for _ in consts), *_flags(prevent_cse, len(args)))
     outs = checkpoint_p.bind(*consts, *args, jaxpr=batched, prevent_cse=flags, **params)
@@ -370,7 +389,9 @@ register_dce_rule(linear_p, _dce_rule)
 # -------------------------------------------------------------------------------------------------------------- lowering
 
 
-def _checkpoint_lowering(ctx: Any, *args: Any, jaxpr: Jaxpr, policy: Any, prevent_cse: Flags, differentiated: bool) -> Any:
+def _checkpoint_lowering(
+    ctx: Any, *args: Any, jaxpr: Jaxpr, policy: Any, prevent_cse: Flags, differentiated: bool
+) -> Any:
     """Inline. A backward pass starts with one barrier over what it reads: the fence of the stage.
 
     Without it, common-subexpression elimination undoes the recomputation, and the scheduler may start it before the
@@ -385,7 +406,9 @@ def _checkpoint_lowering(ctx: Any, *args: Any, jaxpr: Jaxpr, policy: Any, preven
 mlir.register_lowering(checkpoint_p, _checkpoint_lowering)
 
 
-def _linear_lowering(ctx: Any, *args: Any, jaxpr: Jaxpr, num_leaves: int, policy: Any, prevent_cse: Flags) -> Any:
+def _linear_lowering(
+    ctx: Any, *args: Any, jaxpr: Jaxpr, num_leaves: int, policy: Any, prevent_cse: Flags
+) -> Any:
     del num_leaves, policy, prevent_cse
     return lower_inline(ctx, _without_repeats_cached(jaxpr), "checkpoint", *args)
 

@@ -144,12 +144,14 @@ def split_eqns(eqns: Sequence[JaxprEqn], demanded: Iterable[Any], decider: Decid
     return Split(forward=_round_kept(forward, kept), kept=kept, rerun=_without_kept(rerun, kept))
 
 
-def _repeated_effects(eqns: Sequence[JaxprEqn], tags: dict[Var, frozenset[str]], decider: Decider) -> set[int]:
+def _repeated_effects(
+    eqns: Sequence[JaxprEqn], tags: dict[Var, frozenset[str]], decider: Decider
+) -> set[int]:
     """The equations (by identity) whose effects happen in the backward pass too.
 
     As in JAX: those that the policy does not save, and those whose inputs all run again anyway.
     """
-    repeats = getattr(decider, "repeats", None)
+    repeats: Any = getattr(decider, "repeats", None)
     effectful = [] if repeats is None else [e for e in eqns if _has_repeatable_effect(e)]
     if not effectful:
         return set()
@@ -199,7 +201,9 @@ def _is_narrow_float(aval: Any) -> bool:
 
 def _rounding(raw: Var, v: Var) -> list[JaxprEqn]:
     info = jnp.finfo(raw.aval.dtype)
-    eqns, (out,) = traced_eqns(lambda x: [lax.reduce_precision(x, info.nexp, info.nmant)], [raw], "round residual")
+    eqns, (out,) = traced_eqns(
+        lambda x: [lax.reduce_precision(x, info.nexp, info.nmant)], [raw], "round residual"
+    )
     return [*eqns[:-1], eqns[-1].replace(outvars=[v if o is out else o for o in eqns[-1].outvars])]
 
 

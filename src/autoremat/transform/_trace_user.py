@@ -83,7 +83,11 @@ def ensure_tuple(x: Any, kind: type, what: str) -> tuple[Any, ...]:
 
 
 def resolve_statics(
-    fun: Callable[..., Any], args: Sequence[Any], kwargs: Any, argnums: tuple[int, ...], argnames: tuple[str, ...]
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Any,
+    argnums: tuple[int, ...],
+    argnames: tuple[str, ...],
 ) -> tuple[set[int], set[str]]:
     """Which positions and which keywords of this call are static.
 
@@ -113,12 +117,20 @@ def resolve_statics(
 
 
 def bind_call(
-    fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], argnums: tuple[int, ...], argnames: tuple[str, ...]
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    argnums: tuple[int, ...],
+    argnames: tuple[str, ...],
 ) -> Call:
     """Separate static from traced arguments and flatten the latter."""
-    positions, names = (set(), set()) if not (argnums or argnames) else resolve_statics(fun, args, kwargs, argnums, argnames)
+    positions, names = (
+        (set(), set()) if not (argnums or argnames) else resolve_statics(fun, args, kwargs, argnums, argnames)
+    )
     static_args = tuple((i, Static(a)) for i, a in enumerate(args) if i in positions)
-    static_kwargs = tuple(sorted(((k, Static(v)) for k, v in kwargs.items() if k in names), key=lambda kv: kv[0]))
+    static_kwargs = tuple(
+        sorted(((k, Static(v)) for k, v in kwargs.items() if k in names), key=lambda kv: kv[0])
+    )
     dynamic = tuple(a for i, a in enumerate(args) if i not in positions)
     leaves, tree = jax.tree.flatten((dynamic, {k: v for k, v in kwargs.items() if k not in names}))
     return Call(tuple(leaves), tree, static_args, static_kwargs, len(args))
@@ -137,7 +149,13 @@ def _check_outputs(outs: Sequence[Any], tree: Any, debug: Any) -> None:
 
 
 def _trace_call(
-    fun: Callable[..., Any], tree: Any, static_args: Any, static_kwargs: Any, num_args: int, avals: Any, what: str
+    fun: Callable[..., Any],
+    tree: Any,
+    static_args: Any,
+    static_kwargs: Any,
+    num_args: int,
+    avals: Any,
+    what: str,
 ) -> tuple[Jaxpr, tuple[Any, ...], Any]:
     out_tree = None
 
@@ -151,7 +169,12 @@ def _trace_call(
     statics = dict(static_args)
     args, kwargs = _rebuild(tree, static_args, static_kwargs, num_args, avals)
     debug = debug_info(
-        what, fun, args, kwargs, static_argnums=tuple(statics), static_argnames=tuple(k for k, _ in static_kwargs)
+        what,
+        fun,
+        args,
+        kwargs,
+        static_argnums=tuple(statics),
+        static_argnames=tuple(k for k, _ in static_kwargs),
     )
     try:
         jaxpr, consts = trace_user(flat, avals, debug)
