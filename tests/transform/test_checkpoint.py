@@ -442,7 +442,7 @@ def test_no_leaks() -> None:
 
 def test_caches_keep_nothing_alive() -> None:
     big = jnp.ones(1000)
-    fun = lambda x: (jnp.sin(jnp.sin(x)) * big).sum()
+    fun = lambda x: (jnp.sin(jnp.sin(x)) * big).sum()  # noqa: F821 (deleted below)
     references = [weakref.ref(big), weakref.ref(fun)]
     jax.grad(checkpoint(fun))(1.0)
     jax.jit(jax.grad(checkpoint(fun)))(1.0)
