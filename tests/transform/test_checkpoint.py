@@ -441,8 +441,11 @@ def test_no_leaks() -> None:
 
 
 def test_caches_keep_nothing_alive() -> None:
-    big = jnp.ones(1000)
-    fun = lambda x: (jnp.sin(jnp.sin(x)) * big).sum()  # noqa: F821 (deleted below)
+    def make() -> tuple[Any, Any]:
+        big = jnp.ones(1000)
+        return big, lambda x: (jnp.sin(jnp.sin(x)) * big).sum()
+
+    big, fun = make()
     references = [weakref.ref(big), weakref.ref(fun)]
     jax.grad(checkpoint(fun))(1.0)
     jax.jit(jax.grad(checkpoint(fun)))(1.0)
