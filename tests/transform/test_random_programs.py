@@ -3,6 +3,8 @@
 What failed is printed as a program that can be pasted into a test, with the seed of its arguments.
 """
 
+# pyright: reportOptionalMemberAccess=false
+# (hypothesis types `settings()` as optional)
 from __future__ import annotations
 
 import random
@@ -166,7 +168,7 @@ def _settings() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=settings.default.max_examples * 4 // 5)
+@settings(max_examples=settings().max_examples * 4 // 5)
 @given(program=programs, policy=policies, inner=policies, seed=_seeds)
 def test_values_and_gradients(program: Program, policy: Any, inner: Any, seed: int) -> None:
     plain, ours = functions(program, policy, inner)
@@ -174,7 +176,7 @@ def test_values_and_gradients(program: Program, policy: Any, inner: Any, seed: i
     _assert_same(interpreted(value_and_grads(ours))(*args), interpreted(value_and_grads(plain))(*args))
 
 
-@settings(max_examples=max(4, settings.default.max_examples // 6))
+@settings(max_examples=max(4, settings().max_examples // 6))
 @given(program=programs, policy=policies, inner=policies, seed=_seeds)
 def test_compiled(program: Program, policy: Any, inner: Any, seed: int) -> None:
     plain, ours = functions(program, policy, inner)
@@ -182,7 +184,7 @@ def test_compiled(program: Program, policy: Any, inner: Any, seed: int) -> None:
     _assert_same(jax.jit(value_and_grads(ours))(*args), interpreted(value_and_grads(plain))(*args))
 
 
-@settings(max_examples=max(4, settings.default.max_examples // 6))
+@settings(max_examples=max(4, settings().max_examples // 6))
 @given(program=programs, policy=policies, inner=policies, seed=_seeds)
 def test_without_jit(program: Program, policy: Any, inner: Any, seed: int) -> None:
     plain, ours = functions(program, policy, inner)
@@ -195,7 +197,7 @@ _first_order = [forward_mode, vmap_of_grad, grad_of_vmap]
 _second_order = [forward_over_reverse, reverse_over_reverse]
 
 
-@settings(max_examples=settings.default.max_examples * 3 // 5)
+@settings(max_examples=settings().max_examples * 3 // 5)
 @given(program=programs, policy=policies, inner=policies, seed=_seeds, mode=st.sampled_from(_first_order))
 def test_other_modes(program: Program, policy: Any, inner: Any, seed: int, mode: Callable[..., Any]) -> None:
     plain, ours = functions(program, policy, inner)
@@ -206,7 +208,7 @@ def test_other_modes(program: Program, policy: Any, inner: Any, seed: int, mode:
     _assert_same(interpreted(mode(ours))(*args), interpreted(mode(plain))(*args))
 
 
-@settings(max_examples=settings.default.max_examples * 3 // 5)
+@settings(max_examples=settings().max_examples * 3 // 5)
 @given(program=programs, policy=policies, inner=policies, seed=_seeds, mode=st.sampled_from(_second_order))
 def test_second_order(program: Program, policy: Any, inner: Any, seed: int, mode: Callable[..., Any]) -> None:
     plain, ours = functions(program, policy, inner)

@@ -152,7 +152,9 @@ def _repeated_effects(
     As in JAX: those that the policy does not save, and those whose inputs all run again anyway.
     """
     repeats: Any = getattr(decider, "repeats", None)
-    effectful = [] if repeats is None else [e for e in eqns if _has_repeatable_effect(e)]
+    if repeats is None:
+        return set()
+    effectful = [e for e in eqns if _has_repeatable_effect(e)]
     if not effectful:
         return set()
     made = {v: (e, i) for e in eqns for i, v in enumerate(e.outvars)}
