@@ -224,14 +224,14 @@ def test_auxiliary_output_of_a_wrong_form(result: Callable[[Any], Any], got: str
     refused(ar.DifferentiationError, lambda: plan_of(lambda x: result(jnp.sin(x)), X, has_aux=True), got)
 
 
-@pytest.mark.parametrize("argnums", [2, -3, (0, 5), (), [-7]])
+@pytest.mark.parametrize("argnums", [2, -3, (0, 5), (), [-7], (0, 0), (0, -2), 1.5, "0", None])
 def test_argnums_out_of_range(argnums: Any) -> None:
     for call in (plan_of, lambda *a, **k: ar.frontier(*a, **k)):
         refused(
             ar.DifferentiationError,
             lambda call=call: call(loss, W, X, argnums=argnums),
-            f"got {argnums}, but the function was given 2 positional arguments",
-            "Cheapest fix: numbers from 0 to 1",
+            f"got {argnums!r}, but the function was given 2 positional arguments",
+            "Cheapest fix: an int, or a tuple of distinct ints, from 0 to 1",
         )
 
 

@@ -287,7 +287,7 @@ def _infeasible(candidates: Candidates, search: Search, limit: int) -> Infeasibl
         op = name_floor(candidates, candidates.decisions(lowest.variant, lowest.index)).text
     return InfeasibleBudgetError(
         f"`autoremat.plan({candidates.traced.name}, budget=...)`: got {limit:,} bytes, but the lowest compiled peak "
-        f"reached is {floor:,} bytes, for any recomputation tried. {op} Cheapest fix: a budget of at least {floor:,} "
+        f"reached is {floor:,} bytes, for any recomputation tried. {op + ' ' if op else ''}Cheapest fix: a budget of at least {floor:,} "
         "bytes, or a smaller batch.",
         floor_bytes=floor,
         op=op,

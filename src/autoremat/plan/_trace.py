@@ -98,11 +98,14 @@ def count_checkpoints(jaxpr: Jaxpr) -> int:
 
 def argnum_tuple(argnums: int | Sequence[int], num_args: int) -> tuple[int, ...]:
     """`argnums` as in `jax.grad`, negatives resolved. Raises `DifferentiationError` if one is out of range."""
-    given = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-    if not given or any(not -num_args <= n < num_args for n in given):
+    given = (argnums,) if isinstance(argnums, int) else argnums
+    valid = isinstance(given, (tuple, list)) and all(
+        isinstance(n, int) and not isinstance(n, bool) and -num_args <= n < num_args for n in given
+    )
+    if not valid or not given or len({n % num_args for n in given}) < len(given):
         raise DifferentiationError(
-            f"`autoremat.plan(argnums=...)`: got {argnums}, but the function was given {num_args} positional arguments. "
-            f"Cheapest fix: numbers from 0 to {num_args - 1}."
+            f"`autoremat.plan(argnums=...)`: got {argnums!r}, but the function was given {num_args} positional arguments. "
+            f"Cheapest fix: an int, or a tuple of distinct ints, from 0 to {max(0, num_args - 1)}."
         )
     return tuple(n % num_args for n in given)
 
