@@ -53,4 +53,5 @@ def test_transformer_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureF
     assert code == 0
     assert text.endswith(f"Wrote {out}\n")
     plan = autoremat.Plan.load(out)
+    assert plan.unplanned_bytes is not None
     assert plan.peak_bytes <= plan.budget_bytes == plan.unplanned_bytes // 2

@@ -60,7 +60,11 @@ class EffectError(AutorematError, NotImplementedError):
 
 
 class CompileError(AutorematError):
-    """The compiler failed, or ran out of memory."""
+    """The compiler failed, or ran out of memory: then `out_of_memory` is true, and another plan may compile."""
+
+    def __init__(self, message: str, *, out_of_memory: bool = False) -> None:
+        super().__init__(message)
+        self.out_of_memory = out_of_memory
 
 
 class TargetError(AutorematError, ValueError):

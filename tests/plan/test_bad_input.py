@@ -332,15 +332,15 @@ def test_unknown_compiler_option() -> None:
 
 @pytest.fixture
 def failing_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Makes all compilations but the first few raise an error."""
+    """Makes all compilations but the first few raise an error, or the first few alone."""
     _candidates._RECORDS.clear()
     compile_for_real = jax.stages.Lowered.compile
 
-    def install(error: BaseException, *, after: int = 0) -> None:
+    def install(error: BaseException, *, after: int = 0, until: int = 10**6) -> None:
         count = iter(range(10**6))
 
         def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if next(count) >= after:
+            if after <= next(count) < until:
                 raise error
             return compile_for_real(self, *args, **kwargs)
 
@@ -395,6 +395,25 @@ def test_a_candidate_that_does_not_compile_does_not_fit(failing_compiler: Any) -
         "Cheapest fix: a budget of at least",
     )
     assert error.floor_bytes > 0
+
+
+def test_a_program_that_compiles_only_with_recomputation(failing_compiler: Any) -> None:
+    failing_compiler(jax.errors.JaxRuntimeError(_OUT_OF_MEMORY), until=1)
+    refused(ar.CompileError, lambda: plan_of(loss, W, X, budget="80%"), "or state the budget in bytes")
+    failing_compiler(jax.errors.JaxRuntimeError(_OUT_OF_MEMORY), until=1)
+    plan = plan_of(loss, W, X, budget="1GiB")
+    assert plan.unplanned_bytes is None
+    assert 0 < plan.peak_bytes <= plan.budget_bytes == 2**30
+    assert "the compiler itself runs out of memory" in plan.notes[0]
+    assert "does not compile" in plan.report
+
+
+def test_a_program_that_never_compiles(failing_compiler: Any) -> None:
+    failing_compiler(jax.errors.JaxRuntimeError(_OUT_OF_MEMORY))
+    error = refused(
+        ar.InfeasibleBudgetError, lambda: plan_of(loss, W, X, budget="1GiB"), "Cheapest fix: a smaller batch"
+    )
+    assert error.floor_bytes == 0
 
 
 def test_what_is_no_function() -> None:

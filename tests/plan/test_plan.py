@@ -126,6 +126,7 @@ MODELS = {
 def test_budget_is_met_and_the_gradient_unchanged(fun: Any, budget: str) -> None:
     plan, args = planned(fun, budget), args_of(fun)
     assert plan.decisions
+    assert plan.unplanned_bytes is not None
     assert plan.peak_bytes <= plan.budget_bytes < plan.unplanned_bytes
     gradient = jax.value_and_grad(plan.apply(fun))
     use = ar.measure(gradient, *args, compiler_options=plan.compiler_options)
@@ -186,6 +187,7 @@ def test_nothing_to_do() -> None:
         plan = ar.plan(mlp, *arguments(), budget=budget)
         assert plan.decisions == ()
         assert plan.checkpoints == plan.recompute_flops == 0
+        assert plan.unplanned_bytes is not None
         assert plan.peak_bytes == plan.unplanned_bytes <= plan.budget_bytes
         assert plan.grouping == "as it is"
         assert "The function meets the budget as it is: nothing is recomputed." in plan.notes

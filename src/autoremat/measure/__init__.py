@@ -1,5 +1,7 @@
 """The compiler's own account of a program: memory, and FLOPs counted one way for every program."""
 
+from autoremat.measure._environment import environment as environment
+from autoremat.measure._environment import package_version as package_version
 from autoremat.measure._flops import jaxpr_flops as jaxpr_flops
 from autoremat.measure._memory import MemoryUse as MemoryUse
 from autoremat.measure._memory import compile_memory as compile_memory

@@ -95,18 +95,19 @@ def compile_memory(
     try:
         compiled = lowered.compile(compiler_options=dict(compiler_options or {}))
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        raise CompileError(_explain(error)) from error
+        raise _explained(error) from error
     return MemoryUse.read(compiled, time.perf_counter() - start), compiled
 
 
-def _explain(error: BaseException) -> str:
+def _explained(error: BaseException) -> CompileError:
     text = str(error)
     if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower() or isinstance(error, MemoryError):
-        return (
+        return CompileError(
             f"the compiler ran out of memory: {text.splitlines()[0] if text else error!r}. The program does not fit the "
-            "device as it is. Cheapest fix: a smaller batch, or a smaller budget so that more is recomputed."
+            "device as it is. Cheapest fix: a smaller batch, or a smaller budget so that more is recomputed.",
+            out_of_memory=True,
         )
-    return f"the compiler failed: {text}"
+    return CompileError(f"the compiler failed: {text}")
 
 
 def measure(

@@ -1,6 +1,6 @@
 """Plan files: JSON that a person can read, and that is refused when it is not what was saved.
 
-    {"format", "version", "autoremat", "jax", "jaxlib", "xla_flags", "plan": {...}, "checksum"}
+    {"format", "version", "autoremat", "plan": {...}, "checksum"}
 
 The fields of the plan are those of the dataclasses, by their annotations: a field that is added there is written and
 read here. A `Fraction` is `"p/q"`, and where a field may hold several classes, `"kind"` says which it holds.
@@ -18,24 +18,29 @@ import types
 import typing
 from collections.abc import Mapping
 from fractions import Fraction
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from autoremat._errors import PlanFileError
+from autoremat.measure import environment, package_version
 from autoremat.plan._plan import Plan
 
 FORMAT = "autoremat plan"
 VERSION = 1
 """Grows when an older reader could not understand a file, or a newer one would misread an old file."""
 
-_HEADER = ("format", "version", "autoremat", "jax", "jaxlib", "xla_flags", "plan", "checksum")
+_HEADER = ("format", "version", "autoremat", "plan", "checksum")
 _AGAIN = "Cheapest fix: make the plan again with autoremat.plan(...) and save it."
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write `plan` to `path`, whole or not at all. Raises `PlanFileError` if an option has no JSON form."""
-    document: dict[str, Any] = {"format": FORMAT, "version": VERSION, **environment(), "plan": _encode(plan)}
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "autoremat": package_version("autoremat"),
+        "plan": _encode(plan),
+    }
     document["checksum"] = _checksum(document)
     target = Path(path)
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
@@ -58,7 +63,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             f"{path}: the checksum does not match: the file was edited, or damaged, after it was saved. What it says was "
             f"not verified. {_AGAIN}"
         )
-    note = _environment_note(document)
+    note = _environment_note(plan.environment)
     if note and note not in plan.notes:
         plan = dataclasses.replace(plan, notes=(*plan.notes, note))
     return plan
@@ -67,32 +72,15 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 # ------------------------------------------------------------------------------------------------------------- document
 
 
-def environment() -> dict[str, str]:
-    """What a verified peak depends on, beside the program and the compiler options."""
-    return {
-        "autoremat": _version("autoremat"),
-        "jax": _version("jax"),
-        "jaxlib": _version("jaxlib"),
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
-    }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # a source tree that is not installed
-        return "0.0.0"
-
-
-def _environment_note(document: Mapping[str, Any]) -> str:
+def _environment_note(then: Mapping[str, str]) -> str:
     here = environment()
-    keys = [k for k in ("jax", "jaxlib", "xla_flags") if document[k] != here[k]]
+    keys = [k for k in ("jax", "jaxlib", "xla_flags") if k in then and then[k] != here[k]]
     if not keys:
         return ""
-    then = ", ".join(f"{k} {document[k] or 'none'}" for k in keys)
+    before = ", ".join(f"{k} {then[k] or 'none'}" for k in keys)
     now = ", ".join(f"{k} {here[k] or 'none'}" for k in keys)
     return (
-        f"The peak was verified under {then}; here is {now}, and another compiler may need more. Verify it again with "
+        f"The peak was verified under {before}; here is {now}, and another compiler may need more. Verify it again with "
         "autoremat.measure, or plan again."
     )
 
@@ -122,7 +110,7 @@ def _document(path: Path) -> dict[str, Any]:
     if document.get("version") != VERSION:
         raise PlanFileError(
             f"{path}: written in version {document.get('version')!r} of the format, by autoremat "
-            f"{document.get('autoremat', 'of unknown version')}; autoremat {_version('autoremat')} reads version {VERSION}. "
+            f"{document.get('autoremat', 'of unknown version')}; autoremat {package_version('autoremat')} reads version {VERSION}. "
             f"Cheapest fix: plan again with this version, or load it with the one that wrote it."
         )
     if missing := [k for k in _HEADER if k not in document]:

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autoremat._errors import InfeasibleBudgetError, PlanMismatchError
+from autoremat._errors import CompileError, InfeasibleBudgetError, PlanMismatchError
 from autoremat.graph import Graph
-from autoremat.measure import MemoryUse, default_compiler_options
+from autoremat.measure import MemoryUse, default_compiler_options, environment
 from autoremat.measure._memory import check_target
 from autoremat.plan._candidates import Candidates, Measured, Progress, planned_function
 from autoremat.plan._floor import name_floor
 from autoremat.plan._rewrite import Decisions, blocks
 from autoremat.plan._search import Search
 from autoremat.plan._trace import argnum_tuple, check_differentiable, trace
-from autoremat.transform._planned import parse_budget
+from autoremat.transform._planned import Budget, parse_budget
 
 BASELINE = (0, -1)
 
@@ -38,11 +38,12 @@ class Plan:
 
     - `budget_bytes`, `peak_bytes`: the budget, and the compiled peak of `value_and_grad` under this plan, on one device;
         arguments and outputs included.
-    - `unplanned_bytes`: the compiled peak without any recomputation.
+    - `unplanned_bytes`: the compiled peak without any recomputation; `None` where that program does not compile.
     - `recompute_flops`: FLOPs that run a second time in one step; `forward_flops` of the forward pass, to compare with.
     - `seconds`: planning time without compilations; `compile_seconds` of those; `compiles` how many they were.
     - `decisions`: which stages are checkpoints, and which values each keeps.
     - `compiler_options`: what the peak was verified under. Pass them to `jax.jit`: what is verified must be what runs.
+    - `environment`: the versions and flags under which the peak was verified.
     - `notes`: what a user should know, in sentences.
     """
 
@@ -54,7 +55,7 @@ class Plan:
     compiler_options: dict[str, Any]
     budget_bytes: int
     peak_bytes: int
-    unplanned_bytes: int
+    unplanned_bytes: int | None
     memory: MemoryUse
     kept_bytes: int
     recompute_flops: int
@@ -66,11 +67,13 @@ class Plan:
     decisions: Decisions
     notes: tuple[str, ...] = ()
     signature: tuple[str, ...] = field(default=(), repr=False)
+    environment: dict[str, str] = field(default_factory=dict[str, str], repr=False)
 
     def apply(self, fun: Callable[..., Any]) -> Callable[..., Any]:
         """Return `fun` with this plan: same arguments, same values, same gradients.
 
-        Raises `PlanMismatchError`, when it is called, if `fun` is not the function that the plan was made for, or the
+        The function must have the operations, shapes and wiring of the one that the plan was made for; the numbers in it may
+        differ. Raises `PlanMismatchError`, when it is called, if `fun` is not the function that the plan was made for, or the
         arguments have other shapes.
         """
 
@@ -199,15 +202,33 @@ def plan(
     candidates = prepare(fun, args, argnums, has_aux, target, compiler_options, progress)
     wanted = parse_budget(budget, "autoremat.plan")
     if effort not in ("fast", "balanced"):
-        raise ValueError(f'`autoremat.plan(effort=...)` must be "fast" or "balanced", got {effort!r}.')
+        raise ValueError(
+            f'`autoremat.plan(effort=...)` needs "fast" or "balanced", got {effort!r}. Cheapest fix: leave it out.'
+        )
     before = set(candidates.record.measured)
-    baseline = candidates.measure(*BASELINE)
-    limit = wanted.resolve(baseline.use.peak_bytes)
+    baseline = _baseline(candidates, wanted)
+    limit = wanted.resolve(baseline.use.peak_bytes if baseline else 0)
     search = Search(candidates, limit)
     chosen = search.run(thorough=effort == "balanced")
     if chosen is None:
         raise _infeasible(candidates, search, limit)
     return _to_plan(candidates, chosen, baseline, limit, before)
+
+
+def _baseline(candidates: Candidates, budget: Budget) -> Measured | None:
+    """The function as it is, compiled; `None` if the compiler runs out of memory over it. A budget in bytes needs no such peak."""
+    try:
+        return candidates.measure(*BASELINE)
+    except CompileError as error:
+        if not error.out_of_memory:
+            raise
+        if budget.nbytes is None:
+            raise CompileError(
+                f"{error} `autoremat.plan(budget=...)` was asked for a share of the peak without recomputation, which this program "
+                "does not have: or state the budget in bytes.",
+                out_of_memory=True,
+            ) from error.__cause__
+        return None
 
 
 def prepare(
@@ -234,7 +255,7 @@ def prepare(
 
 
 def _to_plan(
-    candidates: Candidates, chosen: Measured, baseline: Measured, limit: int, before: set[Any]
+    candidates: Candidates, chosen: Measured, baseline: Measured | None, limit: int, before: set[Any]
 ) -> Plan:
     from autoremat.cost import graph_flops
 
@@ -249,7 +270,7 @@ def _to_plan(
         compiler_options=candidates.options,
         budget_bytes=limit,
         peak_bytes=chosen.use.peak_bytes,
-        unplanned_bytes=baseline.use.peak_bytes,
+        unplanned_bytes=baseline.use.peak_bytes if baseline else None,
         memory=chosen.use,
         kept_bytes=chosen.nbytes,
         recompute_flops=chosen.flops,
@@ -261,13 +282,17 @@ def _to_plan(
         decisions=candidates.decisions(chosen.variant, chosen.index),
         notes=tuple(_notes(chosen, baseline, traced.dissolved)),
         signature=signature_of(traced.graph),
+        environment=environment(),
     )
 
 
-def _notes(chosen: Measured, baseline: Measured, dissolved: int) -> Iterator[str]:
-    use = baseline.use
+def _notes(chosen: Measured, baseline: Measured | None, dissolved: int) -> Iterator[str]:
     if dissolved:
         yield f"The function holds {dissolved} checkpoint(s) already; the plan replaces them."
+    if baseline is None:
+        yield "Without recomputation the compiler itself runs out of memory, so there is no peak to compare with."
+        return
+    use = baseline.use
     fixed = use.argument_bytes + use.output_bytes - use.alias_bytes
     if chosen.index < 0:
         yield "The function meets the budget as it is: nothing is recomputed."
@@ -281,10 +306,13 @@ def _notes(chosen: Measured, baseline: Measured, dissolved: int) -> Iterator[str
 
 def _infeasible(candidates: Candidates, search: Search, limit: int) -> InfeasibleBudgetError:
     lowest = search.floor()
-    floor = lowest.use.peak_bytes if lowest else 0
-    op = ""
-    if lowest is not None:
-        op = name_floor(candidates, candidates.decisions(lowest.variant, lowest.index)).text
+    if lowest is None:
+        return InfeasibleBudgetError(
+            f"`autoremat.plan({candidates.traced.name}, budget=...)`: got {limit:,} bytes, but the compiler ran out of memory over "
+            "every plan tried, that which recomputes everything included. Cheapest fix: a smaller batch."
+        )
+    floor = lowest.use.peak_bytes
+    op = name_floor(candidates, candidates.decisions(lowest.variant, lowest.index)).text
     return InfeasibleBudgetError(
         f"`autoremat.plan({candidates.traced.name}, budget=...)`: got {limit:,} bytes, but the lowest compiled peak "
         f"reached is {floor:,} bytes, for any recomputation tried. {op + ' ' if op else ''}Cheapest fix: a budget of at least {floor:,} "

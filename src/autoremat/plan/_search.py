@@ -71,7 +71,9 @@ class Search:
         """`None` where the compiler itself ran out of memory: such a plan does not fit."""
         try:
             return self.candidates.measure(variant, index)
-        except CompileError:
+        except CompileError as error:
+            if not error.out_of_memory:
+                raise
             return None
 
     def _search_path(self, variant: int, path: Path, *, first: bool) -> None:

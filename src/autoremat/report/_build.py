@@ -207,9 +207,13 @@ def plan_report(data: Data) -> Report:
 def _memory_facts(data: Data) -> Iterator[Fact]:
     unplanned, peak = data["unplanned_bytes"], data["peak_bytes"]
     yield Fact(label="Budget", value=exact_size_text(data["budget_bytes"]))
-    yield Fact(label="Unplanned peak", value=exact_size_text(unplanned))
-    share = f"{share_text(peak, unplanned)} of unplanned"
-    yield Fact(label="Planned peak", value=exact_size_text(peak), remark=share)
+    if unplanned is None:
+        yield Fact(label="Unplanned peak", value="does not compile")
+        yield Fact(label="Planned peak", value=exact_size_text(peak))
+    else:
+        yield Fact(label="Unplanned peak", value=exact_size_text(unplanned))
+        share = f"{share_text(peak, unplanned)} of unplanned"
+        yield Fact(label="Planned peak", value=exact_size_text(peak), remark=share)
     for label, key in (
         ("arguments", "argument_bytes"),
         ("outputs", "output_bytes"),

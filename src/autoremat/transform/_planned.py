@@ -54,20 +54,25 @@ def parse_budget(budget: int | str, where: str) -> Budget:
     """
     wanted = f'`{where}(budget=...)` needs bytes as an int, a size such as "12GiB" or "800MB", or a share such as "50%"'
     if isinstance(budget, bool) or not isinstance(budget, (int, str)):
-        raise BudgetError(f"{wanted}; got {budget!r} of type {type(budget).__name__}.")
+        fix = f"budget={int(budget)}" if isinstance(budget, float) and 1 <= budget < 2**63 else 'budget="50%"'
+        raise BudgetError(f"{wanted}; got {budget!r} of type {type(budget).__name__}. Cheapest fix: {fix}.")
     if isinstance(budget, int):
         result = Budget(nbytes=budget)
     else:
         match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*([a-zA-Z]*|%)\s*", budget)
         if match is None or (match[2] != "%" and match[2].lower() not in _UNITS):
-            raise BudgetError(f"{wanted}; cannot read {budget!r}.")
+            raise BudgetError(
+                f"{wanted}; cannot read {budget!r}. Cheapest fix: one of the units B, kB, MB, GB, TB, KiB, MiB, GiB, TiB."
+            )
         number = Fraction(match[1])
         if match[2] == "%":
             result = Budget(share=number / 100)
         else:
             result = Budget(nbytes=int(number * _UNITS[match[2].lower()]))
     if (result.nbytes is not None and result.nbytes <= 0) or (result.share is not None and result.share <= 0):
-        raise BudgetError(f"{wanted}, above zero; got {budget!r}.")
+        raise BudgetError(
+            f'{wanted}, above zero; got {budget!r}. Cheapest fix: budget="100%", which says what there is to plan for.'
+        )
     return result
 
 

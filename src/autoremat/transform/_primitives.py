@@ -110,8 +110,9 @@ def _linear_abstract_eval(*args: Any, jaxpr: Jaxpr, **_: Any) -> Any:
 
 def _check_effects(jaxpr: Jaxpr) -> None:
     if found := disallowed_effects(jaxpr):
+        names = ", ".join(sorted({str(effect) for effect in found}))
         raise EffectError(
-            f"Effects not supported in partial-eval of `checkpoint`/`remat`: {found}, in "
+            f"Effects not supported in partial-eval of `checkpoint`/`remat`: [{names}], in "
             f"{jaxpr.debug_info.func_src_info}. A "
             "checkpointed function may run again in the backward pass, and these effects may not. Cheapest fix: move "
             "the call that has the effect (io_callback, an ordered print) out of the checkpointed function."
@@ -263,7 +264,9 @@ def _linear_transpose(
         return [None] * num_leaves + [
             Zero(t.aval) if u else None for t, u in zip(tangents, unknown, strict=True)
         ]
-    dependence = policy.carried if getattr(policy, "fence", "barrier") == "dependence" else None
+    dependence = (
+        getattr(policy, "carried", ()) if getattr(policy, "fence", "barrier") == "dependence" else None
+    )
     backward = _trace_backward_cached(jaxpr, num_leaves, unknown, nonzero, dependence)
     flags = _flags(prevent_cse, num_leaves)
     operand_flags = [f for f, u in zip(flags, backward.leaf_used, strict=True) if u]
