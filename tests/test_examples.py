@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
-from examples import seed, transformer
+from examples import keras_model, seed, transformer
 
 import autoremat
 from autoremat.cli import main
@@ -55,3 +55,21 @@ def test_transformer_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureF
     plan = autoremat.Plan.load(out)
     assert plan.unplanned_bytes is not None
     assert plan.peak_bytes <= plan.budget_bytes == plan.unplanned_bytes // 2
+
+
+def test_keras_model(capsys: pytest.CaptureFixture[str]):
+    layers = keras_model.keras.layers
+    model = keras_model.keras.Sequential(
+        [
+            keras_model.keras.Input((32, 32, 3)),
+            *(layers.Conv2D(16, 3, padding="same", activation="gelu") for _ in range(4)),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(10),
+        ]
+    )
+    plan = keras_model.run(model, batch=32, budget="60%")
+    text = capsys.readouterr().out
+    assert plan.unplanned_bytes is not None
+    assert plan.peak_bytes <= plan.budget_bytes == plan.unplanned_bytes * 60 // 100
+    assert "Plan for loss" in text
+    assert re.search(r"loss \d\.\d+, norm of the gradient \d+\.\d+", text)
