@@ -314,11 +314,15 @@ def register_key_reuse_rule(primitive: Primitive, runs_again: Callable[[dict[str
     _key_reuse.key_reuse_signatures[primitive] = _key_reuse.dynamic_key_reuse_signature(signature)
 
 
-def batch_jaxpr(jaxpr: Jaxpr, axis_data: Any, dims: Sequence[Any]) -> tuple[Jaxpr, list[Any], list[bool]]:
-    """`vmap` of a jaxpr: the batched jaxpr, its new constants, and which outputs are batched (at axis 0)."""
-    batched, out_batched = _batching.batch_jaxpr_axes(
-        close_jaxpr(jaxpr), axis_data, list(dims), [_batching.zero_if_mapped] * len(jaxpr.outvars)
-    )
+def batch_jaxpr(
+    jaxpr: Jaxpr, axis_data: Any, dims: Sequence[Any], forced: Sequence[bool] = ()
+) -> tuple[Jaxpr, list[Any], list[bool]]:
+    """`vmap` of a jaxpr: the batched jaxpr, its new constants, and which outputs are batched (at axis 0).
+
+    The outputs that `forced` marks are batched whether they depend on a batched input or not.
+    """
+    destinations = [0 if f else _batching.zero_if_mapped for f in forced or [False] * len(jaxpr.outvars)]
+    batched, out_batched = _batching.batch_jaxpr_axes(close_jaxpr(jaxpr), axis_data, list(dims), destinations)
     opened, consts = open_jaxpr(batched)
     return hoist_constants(opened), list(consts), list(out_batched)
 

@@ -15,8 +15,9 @@ from fractions import Fraction
 
 from autoremat.plan._stages import Option, Program, Stage
 
-SPLITS = 4
-"""A large step of a stage inside a loop is taken in so many parts, some of the iterations at a time."""
+SPLITS = 3
+"""A large step of a stage inside a loop is taken in so many parts, some of the iterations at a time. More are of no use: of six
+layers, splits after an odd number need more memory on CPU than both neighbours, whose buffers serve both loops."""
 
 LARGE = 0.03
 """A step is large if it moves this share of all bytes that the path moves."""

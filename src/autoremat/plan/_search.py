@@ -120,11 +120,22 @@ class Search:
                 measured = self._measure(variant, whole[position])
                 if measured is not None and self.fits(measured):
                     return position
-                # Barely too much: what is kept a little differently may fit.
+                # Barely too much: a loop split in two, or what is kept a little differently, may fit.
                 if measured is None or measured.use.peak_bytes > NEARLY * self.budget:
                     break
+                if len(tried) == 1 and self._split_fits(variant, path, whole, position, best):
+                    return None
                 position -= 1
         return None
+
+    def _split_fits(
+        self, variant: int, path: Path, whole: Sequence[int], position: int, best: Measured
+    ) -> bool:
+        """Whether, between a state and the next, a split fits that recomputes less than the best plan known."""
+        stop = whole[position + 1] if position + 1 < len(whole) else len(path.states)
+        splits = [i for i in range(whole[position] + 1, stop) if path.states[i].cost <= WORTH * best.cost]
+        self._between(variant, splits)
+        return self.best() != best
 
     def _promising(self, variant: int, path: Path, index: int, best: Measured) -> bool:
         """Whether a state may fit: what is alive at the peak beside the kept bytes differs little from plan to plan.
@@ -154,10 +165,16 @@ class Search:
         return low, high
 
     def _between(self, variant: int, splits: Sequence[int]) -> None:
-        """Try the splits between two neighbours, from the one that recomputes most, as long as they fit."""
-        for index in reversed(splits):
-            if not self._fits_at(variant, index):
-                break
+        """Bisect the splits between two neighbours: the one that recomputes most first, as none may fit."""
+        if not splits or not self._fits_at(variant, splits[-1]):
+            return
+        low, high = -1, len(splits) - 1
+        while high - low > 1 and not self._close(variant, splits[high]):
+            middle = (low + high) // 2
+            if self._fits_at(variant, splits[middle]):
+                high = middle
+            else:
+                low = middle
 
     def _fits_at(self, variant: int, index: int) -> bool:
         measured = self._measure(variant, index)

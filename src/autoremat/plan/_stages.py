@@ -200,16 +200,25 @@ def _options(posed: JointProblem, device: Device) -> tuple[Option, ...]:
 
 
 def _thin(points: Sequence[Assignment], vertices: set[tuple[int, int]]) -> list[Assignment]:
-    others = [p for p in points if (p.nbytes, p.cost) not in vertices]
-    if len(others) > MAX_OPTIONS:
-        width = max(1, points[0].nbytes - points[-1].nbytes)
-        spaced: list[Assignment] = []
-        for p in others:
-            if not spaced or spaced[-1].nbytes - p.nbytes >= width / MAX_OPTIONS:
-                spaced.append(p)
-        others = spaced
-    keep = {id(p) for p in others}
-    return [p for p in points if (p.nbytes, p.cost) in vertices or id(p) in keep]
+    """The vertices and at most `MAX_OPTIONS` others: again and again the point goes that is missed least.
+
+    A budget that falls on a point which is gone is met by the next one, at a higher cost: its loss is the bytes down to it times
+    the time up to the next.
+    """
+    kept = list(points)
+
+    def loss(i: int) -> tuple[int, int]:
+        if (kept[i].nbytes, kept[i].cost) in vertices or not 0 < i < len(kept) - 1:
+            return (1, 0)
+        return (0, (kept[i - 1].nbytes - kept[i].nbytes) * (kept[i + 1].cost - kept[i].cost))
+
+    losses = [loss(i) for i in range(len(kept))]
+    while sum(1 for vertex, _ in losses if not vertex) > MAX_OPTIONS:
+        least = min(range(len(kept)), key=losses.__getitem__)
+        del kept[least], losses[least]
+        for i in (least - 1, least):
+            losses[i] = loss(i)
+    return kept
 
 
 def _option(posed: JointProblem, p: Assignment, interval: tuple[Any, Any] | None, device: Device) -> Option:

@@ -15,7 +15,8 @@ proven bound and `gap` says how far it can be from the points.
 
 **Between the points.** Identical layers flip at the same price, so neighbours on the hull can lie far apart.
 `splices` takes the decisions of one for what is made early and of the other for what is made late. These
-plans are not optimal in general; how far off they can be is what `lower_bound` tells.
+plans are not optimal in general; how far off they can be is what `lower_bound` tells. `pareto` adds plans in
+which the step of one edge of the hull is taken before its turn.
 
 **Complexity.** A cut and two O(n) walks per hull point; a walk per splice. No library: the recursion is ours.
 """
@@ -25,10 +26,10 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from autoremat.solve._cut import Cutter
 from autoremat.solve._evaluate import Judge
@@ -270,7 +271,8 @@ def _undominated(plans: Iterable[Assignment]) -> list[Assignment]:
 def pareto(
     problem: Problem, *, found: Frontier | None = None, limit: int = SPLICES
 ) -> tuple[Assignment, ...]:
-    """Return the points of the frontier and splices between them, by falling bytes and rising cost.
+    """Return the points of the frontier, splices between them and steps out of order, by falling bytes and rising
+    cost.
 
     **Arguments:**
 
@@ -288,4 +290,23 @@ def pareto(
     for a, b in pairwise(known):
         share = int(budget * (a.nbytes - b.nbytes) / width)
         plans += _splices(judge, a, b, min(limit, share))
+    plans += _out_of_order(judge, known, int(budget))
     return tuple(_undominated(plans))
+
+
+def _out_of_order(judge: Judge, known: Sequence[Assignment], limit: int) -> list[Assignment]:
+    """The points, each with the step of one later edge taken before its turn; wide edges first, `limit` plans at most.
+
+    Steps of nearly one price stand on the hull in an order that a budget between them does not care for.
+    """
+    plans: list[Assignment] = []
+    edges = sorted(pairwise(range(len(known))), key=lambda e: known[e[1]].nbytes - known[e[0]].nbytes)
+    steps = ((i, first, last) for first, last in edges for i in range(first))
+    for i, first, last in islice(steps, limit):
+        before, after = known[first].keep, known[last].keep
+        keep = {v: s for v, s in known[i].keep.items() if v in after or v not in before}
+        keep |= {v: s for v, s in after.items() if before.get(v) != s}
+        plan = _closed(judge, keep, _tie(known[first], known[last]))
+        if plan is not None and plan.nbytes < known[i].nbytes:
+            plans.append(plan)
+    return plans

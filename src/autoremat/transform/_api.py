@@ -107,7 +107,13 @@ def checkpoint(
             prevent_cse if isinstance(prevent_cse, bool) else _per_argument(prevent_cse, call, len(consts))
         )
         outs = checkpoint_p.bind(
-            *consts, *call.leaves, jaxpr=jaxpr, policy=policy, prevent_cse=guard, differentiated=False
+            *consts,
+            *call.leaves,
+            jaxpr=jaxpr,
+            policy=policy,
+            prevent_cse=guard,
+            differentiated=False,
+            origin=None,
         )
         return jax.tree.unflatten(out_tree, outs)
 

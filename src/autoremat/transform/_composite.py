@@ -326,8 +326,8 @@ def split_checkpoint(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> Com
         inline_body(eqn.params["jaxpr"]),
         wanted,
         decider,
-        lambda forward_body, half: {"jaxpr": forward_body},
-        lambda rerun_body, half: {"jaxpr": rerun_body, "prevent_cse": False},
+        lambda forward_body, half: {"jaxpr": forward_body, "origin": None},
+        lambda rerun_body, half: {"jaxpr": rerun_body, "origin": None, "prevent_cse": False},
     )
 
 

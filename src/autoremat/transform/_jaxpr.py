@@ -196,6 +196,8 @@ def _map_inner(eqn: JaxprEqn, change: Callable[[JaxprEqn], JaxprEqn]) -> JaxprEq
         if isinstance(x, (tuple, list)) and any(map(is_jaxpr, x)):
             mapped = type(x)(of_param(y) for y in x)
             return x if all(new is old for new, old in zip(mapped, x, strict=True)) else mapped
+        if (map_of_origin := getattr(x, "map_eqns", None)) is not None:  # the same program before `vmap`
+            return map_of_origin(change)
         if not is_jaxpr(x):
             return x
         opened, consts = open_jaxpr(x)

@@ -43,6 +43,7 @@ from autoremat._compat import (
     without_dead_code,
 )
 from autoremat._errors import EffectError
+from autoremat.transform._batch import Origin, origin_of, partition_of, without_unused
 from autoremat.transform._fence import (
     depend_on,
     fence_points,
@@ -52,7 +53,6 @@ from autoremat.transform._fence import (
     policy_without_tangents,
 )
 from autoremat.transform._jaxpr import cached_by_jaxpr, live_eqns
-from autoremat.transform._partition import partition_cached
 
 checkpoint_p = Primitive("autoremat_checkpoint")
 checkpoint_p.multiple_results = True
@@ -71,9 +71,9 @@ def _flags(prevent_cse: Flags, n: int) -> tuple[bool, ...]:
 
 @checkpoint_p.def_impl
 def _checkpoint_impl(
-    *args: Any, jaxpr: Jaxpr, policy: Any, prevent_cse: Flags, differentiated: bool
+    *args: Any, jaxpr: Jaxpr, policy: Any, prevent_cse: Flags, differentiated: bool, origin: Any
 ) -> list[Any]:
-    del policy, prevent_cse, differentiated
+    del policy, prevent_cse, differentiated, origin
     return eval_jaxpr(jaxpr, *args)
 
 
@@ -126,15 +126,21 @@ def _differentiate(
     policy: Any,
     prevent_cse: Flags,
     differentiated: bool,
+    origin: Origin | None = None,
 ) -> tuple[list[Any], list[Any]]:
     """`(primals, tangents) -> (outs, tangents out)`: the forward part, and the linear part on what it keeps."""
     _check_effects(jaxpr)
     nonzero = tuple(type(t) is not Zero for t in tangents)
-    part = partition_cached(jaxpr, nonzero, policy)
+    part = partition_of(jaxpr, nonzero, policy, origin)
     flags = (*_flags(prevent_cse, len(primals)), *(False for _ in part.constants))
     inputs = [*primals, *part.constants]
     results = checkpoint_p.bind(
-        *inputs, jaxpr=part.forward, policy=policy, prevent_cse=flags, differentiated=differentiated
+        *inputs,
+        jaxpr=part.forward,
+        policy=policy,
+        prevent_cse=flags,
+        differentiated=differentiated,
+        origin=None,
     )
     num_outs = len(jaxpr.outvars)
     outs, kept = results[:num_outs], [results[i] for i in part.kept_results]
@@ -162,9 +168,16 @@ def _differentiate(
 
 
 def _checkpoint_jvp(
-    primals: Any, tangents: Any, *, jaxpr: Jaxpr, policy: Any, prevent_cse: Flags, differentiated: bool
+    primals: Any,
+    tangents: Any,
+    *,
+    jaxpr: Jaxpr,
+    policy: Any,
+    prevent_cse: Flags,
+    differentiated: bool,
+    origin: Any,
 ) -> Any:
-    return _differentiate(primals, tangents, jaxpr, policy, prevent_cse, differentiated)
+    return _differentiate(primals, tangents, jaxpr, policy, prevent_cse, differentiated, origin)
 
 
 ad.primitive_jvps[checkpoint_p] = _checkpoint_jvp
@@ -284,6 +297,7 @@ def _linear_transpose(
                 *(any(operand_flags) for _ in chosen_cts),
             ),
             differentiated=True,
+            origin=None,
         )
     )
     in_cts: list[Any] = [None] * num_leaves
@@ -334,11 +348,19 @@ ad.primitive_transposes[checkpoint_p] = _checkpoint_transpose
 
 
 def _checkpoint_batch(
-    axis_data: Any, args: Any, dims: Any, *, jaxpr: Jaxpr, prevent_cse: Flags, **params: Any
+    axis_data: Any,
+    args: Any,
+    dims: Any,
+    *,
+    jaxpr: Jaxpr,
+    prevent_cse: Flags,
+    origin: Origin | None,
+    **params: Any,
 ) -> Any:
     batched, consts, out_batched = batch_jaxpr(jaxpr, axis_data, dims)
     flags = (*(False for _ in consts), *_flags(prevent_cse, len(args)))
-    outs = checkpoint_p.bind(*consts, *args, jaxpr=batched, prevent_cse=flags, **params)
+    before = origin_of(jaxpr, axis_data, dims, len(consts), origin)
+    outs = checkpoint_p.bind(*consts, *args, jaxpr=batched, prevent_cse=flags, origin=before, **params)
     return outs, [0 if b else None for b in out_batched]
 
 
@@ -377,6 +399,8 @@ def _dce_rule(used_outputs: list[bool], eqn: JaxprEqn) -> tuple[list[bool], Jaxp
     params = dict(
         eqn.params, jaxpr=pruned, prevent_cse=tuple(f for f, u in zip(flags, used_inputs, strict=False) if u)
     )
+    if "origin" in params:
+        params["origin"] = without_unused(params["origin"], used_outputs, used_inputs)
     if "num_leaves" in params:
         params["num_leaves"] = sum(used_inputs[:guarded])
         params["policy"] = policy_without_tangents(params["policy"], used_inputs[guarded:])
@@ -393,14 +417,14 @@ register_dce_rule(linear_p, _dce_rule)
 
 
 def _checkpoint_lowering(
-    ctx: Any, *args: Any, jaxpr: Jaxpr, policy: Any, prevent_cse: Flags, differentiated: bool
+    ctx: Any, *args: Any, jaxpr: Jaxpr, policy: Any, prevent_cse: Flags, differentiated: bool, origin: Any
 ) -> Any:
     """Inline. A backward pass starts with one barrier over what it reads: the fence of the stage.
 
     Without it, common-subexpression elimination undoes the recomputation, and the scheduler may start it before the
     cotangent has arrived.
     """
-    del policy
+    del policy, origin
     if differentiated:
         args = tuple(lower_barrier(ctx, _flags(prevent_cse, len(args)), args))
     return lower_inline(ctx, jaxpr, "checkpoint", *args)

@@ -21,9 +21,10 @@ from autoremat._compat import (
 )
 from autoremat._errors import UnmatchedNameWarning
 from autoremat.graph._trace import aval_size
+from autoremat.transform._batch import partition_of
 from autoremat.transform._jaxpr import CHECKPOINTS, inline_calls, is_var, subjaxprs
 from autoremat.transform._linearize import Joint, linearize
-from autoremat.transform._partition import Partition, partition
+from autoremat.transform._partition import Partition
 from autoremat.transform._primitives import checkpoint_p
 from autoremat.transform._split import tags_of
 from autoremat.transform._trace_user import bind_call, trace_call
@@ -302,7 +303,7 @@ def _useless(eqn: JaxprEqn, nonzero: tuple[bool, ...]) -> str | None:
         warnings.simplefilter(
             "ignore", UnmatchedNameWarning
         )  # given already, when the whole was differentiated
-        part = partition(inner, nonzero, eqn.params["policy"])
+        part = partition_of(inner, nonzero, eqn.params["policy"], eqn.params["origin"])
     plain = sum(aval_size(v.aval)[2] for v in _origins(linearize(inner, nonzero)))
     kept = kept_bytes(part)
     if kept < plain or not any(part.nonzero_outs):

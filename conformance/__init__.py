@@ -1,0 +1,1 @@
+"""JAX's own tests of rematerialization, run with autoremat in place of JAX's: `python -m conformance --help`."""
