@@ -9,7 +9,7 @@ import os
 import random
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # Before the first import of JAX. Set from outside, a variable wins: JAX_PLATFORMS=cuda runs on a GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -27,6 +27,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("thorough", settings.get_profile("ci"), max_examples=500)
+settings.register_profile("exhaustive", settings.get_profile("ci"), max_examples=1250)
+# To see at once that something fails: the example as it was found.
+settings.register_profile("unshrunk", settings.get_profile("ci"), phases=[Phase.generate])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 

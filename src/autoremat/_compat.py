@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import jax
 from jax import ad_checkpoint as _ad_checkpoint
 from jax._src import api_util as _api_util
+from jax._src import checkify as _checkify
 from jax._src import core as _core
 from jax._src import debugging as _debugging
 from jax._src import effects as _effects
 from jax._src import shard_map as _shard_map
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util as _source_info_util
+from jax._src import tree_util as _tree_util
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _pe
@@ -166,6 +168,12 @@ def eval_jaxpr(jaxpr: Jaxpr, *args: Any) -> list[Any]:
     return _core.eval_jaxpr(jaxpr, (), *args)
 
 
+def flatten(tree: Any) -> tuple[list[Any], Any]:
+    """Leaves and structure of arguments or results that are traced: a view of a reference (`ref.at[i]`) is no leaf."""
+    leaves, treedef = _tree_util.tracing_registry.flatten(tree)
+    return list(leaves), treedef
+
+
 def typeof(x: Any) -> Any:
     """The full aval of a value: shape, dtype, weak type, sharding, varying manual axes."""
     return _core.typeof(x)
@@ -298,6 +306,59 @@ def without_internal_refs(jaxpr: Jaxpr) -> Jaxpr:
     return jaxpr if consts else discharged
 
 
+def register_checkify_rule(primitive: Primitive) -> None:
+    """Let `jax.experimental.checkify` look inside a primitive: the error state goes in and comes out as values."""
+
+    def rule(*operands: Any, jaxpr: Jaxpr, prevent_cse: Any, **params: Any) -> Any:
+        # JAX >= 0.12 passes a context first, which numbers the errors; drop when the minimum is 0.12
+        context = operands[:1] if hasattr(_checkify, "CheckifyContext") else ()
+        error, enabled, *args = operands[len(context) :]
+        state, tree = jax.tree.flatten(error)
+        avals = tuple(typeof(x) for x in (*state, *args))
+        closed, out_tree, _ = _checkify.jaxpr_to_checkify_jaxpr(
+            *context, close_jaxpr(jaxpr), enabled, tree, *avals
+        )
+        checked, consts = open_jaxpr(closed)
+        checked, num_new = hoist_constants(checked), len(consts) + len(state)
+        if isinstance(prevent_cse, tuple):
+            prevent_cse = (*(False for _ in range(num_new)), *prevent_cse)
+        if "num_leaves" in params:
+            params["num_leaves"] += num_new
+        if "origin" in params:
+            params["origin"] = None
+        outs = primitive.bind(*consts, *state, *args, jaxpr=checked, prevent_cse=prevent_cse, **params)
+        return jax.tree.unflatten(out_tree, outs)
+
+    _checkify.error_checks[primitive] = rule
+
+
+def register_lojax_rule(primitive: Primitive) -> None:
+    """Let a primitive that runs its parameter `jaxpr` hold JAX's high-level primitives (`jax.experimental.hijax`).
+
+    They are lowered to ordinary ones, and a high-level argument to the arrays that it stands for.
+    """
+
+    def to_lojax(*args: Any, jaxpr: Jaxpr, prevent_cse: Any, **params: Any) -> Any:
+        lowered, consts = open_jaxpr(_pe.lower_jaxpr2(close_jaxpr(jaxpr)))
+        low: list[list[Any]] = []
+        for aval, x in zip(jaxpr.in_avals if _CLOSED_IS_OPEN else jaxpr.in_aval_qdds, args, strict=True):
+            low.append(list(aval.read_loval(x) if getattr(aval, "has_qdd", False) else aval.lower_val(x)))
+        if isinstance(prevent_cse, tuple):
+            spread = [f for f, vals in zip(prevent_cse, low, strict=False) for _ in vals]
+            prevent_cse = (*(False for _ in consts), *spread)
+        if "num_leaves" in params:
+            leaves = params["num_leaves"]
+            params["num_leaves"] = len(consts) + sum(map(len, low[:leaves]))
+        if "origin" in params:
+            params["origin"] = None
+        flat = [x for vals in low for x in vals]
+        return primitive.bind(
+            *consts, *flat, jaxpr=hoist_constants(lowered), prevent_cse=prevent_cse, **params
+        )
+
+    primitive.to_lojax = to_lojax
+
+
 def is_ref(aval: Any) -> bool:
     """Whether an aval is that of a mutable reference."""
     return isinstance(aval, _discharge.AbstractRef)
@@ -423,13 +484,19 @@ def source_of(eqn: JaxprEqn) -> str:
 
 
 def with_source_of(eqn: JaxprEqn, call: JaxprEqn) -> JaxprEqn:
-    """`eqn` as it is if the user's code made it; otherwise with the source of the call that it stands in.
+    """`eqn` as it is in the place of the call that it stands in: under the name scopes of the call, and with its source where
+    the user's code made no line of its own.
 
     What a function of JAX runs inside (`jnp.where`) comes from no line of the user's.
     """
-    if _source_info_util.user_frame(eqn.source_info.traceback) is not None:
-        return eqn
-    return eqn.replace(source_info=eqn.source_info.replace(traceback=call.source_info.traceback))
+    info, outer = eqn.source_info, call.source_info
+    stack = outer.name_stack
+    if call.primitive.name in {"jit", "pjit"}:
+        stack = stack.extend(f"jit({call.params['name']})")
+    info = info.replace(name_stack=stack + info.name_stack)
+    if _source_info_util.user_frame(info.traceback) is None:
+        info = info.replace(traceback=outer.traceback)
+    return eqn.replace(source_info=info)
 
 
 def short_aval(aval: Any) -> str:

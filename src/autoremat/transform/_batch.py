@@ -4,7 +4,8 @@
 
 In JAX the policy sees the batched operations: a product that gains a batch dimension is another product to
 `dots_with_no_batch_dims_saveable`, so a `vmap` around a model changes what is kept. Here an *origin* remembers the program
-without the batch, and its partition is batched.
+without the batch, and its partition is batched. Where that cannot be (see `_must_be_batched_first`), the policy decides about the
+batched program, as in JAX.
 """
 
 from __future__ import annotations
@@ -80,16 +81,22 @@ def _batched_partition(jaxpr: Jaxpr, nonzero: tuple[bool, ...], policy: Any, ori
     before = set(origin.positions)
     if not any(nz for i, nz in enumerate(nonzero) if i not in before):
         inner = partition_of(origin.jaxpr, tuple(nonzero[p] for p in origin.positions), policy, origin.origin)
-        batched = None if _has_reverse_rule(inner.linear) else _Batching(jaxpr, nonzero, origin, inner).run()
+        batched = (
+            None if _must_be_batched_first(inner.linear) else _Batching(jaxpr, nonzero, origin, inner).run()
+        )
         if batched is not None:
             return batched
     return partition_cached(jaxpr, nonzero, policy)
 
 
-def _has_reverse_rule(jaxpr: Jaxpr) -> bool:
-    """Whether a linear part holds the rule of a `custom_vjp`: JAX can transpose it, but not batch it."""
+_ONLY_BEFORE = frozenset({"custom_lin", "cond"})
+
+
+def _must_be_batched_first(jaxpr: Jaxpr) -> bool:
+    """Whether a linear part holds what JAX can transpose, but not batch and then transpose: the rule of a `custom_vjp`, and a
+    `cond`, whose branches are selected from by a batched predicate, with gradients stopped."""
     return any(
-        e.primitive.name == "custom_lin" or any(map(_has_reverse_rule, subjaxprs(e))) for e in jaxpr.eqns
+        e.primitive.name in _ONLY_BEFORE or any(map(_must_be_batched_first, subjaxprs(e))) for e in jaxpr.eqns
     )
 
 

@@ -48,6 +48,10 @@ class PolicyDecider:
         """A debug print happens again in the backward pass, unless the policy saves it."""
         return not _saves(self.policy, eqn.primitive, [v.aval for v in eqn.invars], eqn.params)
 
+    def keeps_name(self, eqn: JaxprEqn) -> bool:
+        """Whether the policy keeps a value under the tag that `eqn` gives it."""
+        return self._keeps_tagged(eqn.invars[0].aval, frozenset({eqn.params["name"]}))
+
     def _keeps_tagged(self, aval: Any, tags: frozenset[str]) -> bool:
         return any(
             _saves(policy, name_p, [aval], {"name": tag})

@@ -194,7 +194,7 @@ def map_eqns(jaxpr: Jaxpr, change: Callable[[JaxprEqn], JaxprEqn]) -> Jaxpr:
 def _map_inner(eqn: JaxprEqn, change: Callable[[JaxprEqn], JaxprEqn]) -> JaxprEqn:
     def of_param(x: Any) -> Any:
         if isinstance(x, (tuple, list)) and any(map(is_jaxpr, x)):
-            mapped = type(x)(of_param(y) for y in x)
+            mapped = _same_tuple(x, [of_param(y) for y in x])
             return x if all(new is old for new, old in zip(mapped, x, strict=True)) else mapped
         if (map_of_origin := getattr(x, "map_eqns", None)) is not None:  # the same program before `vmap`
             return map_of_origin(change)
@@ -212,6 +212,11 @@ def _map_inner(eqn: JaxprEqn, change: Callable[[JaxprEqn], JaxprEqn]) -> JaxprEq
     if all(params[key] is value for key, value in eqn.params.items()):
         return eqn
     return eqn.replace(params=params)
+
+
+def _same_tuple(like: Any, parts: list[Any]) -> Any:
+    """A list, tuple or named tuple (that of a linear solve holds four jaxprs) with other parts."""
+    return like._make(parts) if hasattr(like, "_make") else type(like)(parts)
 
 
 def cached_by_jaxpr(fun: Callable[..., R]) -> Callable[..., R]:

@@ -34,9 +34,11 @@ from autoremat._compat import (
     new_eqn,
     new_jaxpr,
     positional_effects,
+    register_checkify_rule,
     register_dce_rule,
     register_discharge_rule,
     register_key_reuse_rule,
+    register_lojax_rule,
     tangent_aval,
     trace,
     weakref_lru_cache,
@@ -44,6 +46,7 @@ from autoremat._compat import (
 )
 from autoremat._errors import EffectError
 from autoremat.transform._batch import Origin, origin_of, partition_of, without_unused
+from autoremat.transform._decide import GraphPolicy
 from autoremat.transform._fence import (
     depend_on,
     fence_points,
@@ -53,6 +56,7 @@ from autoremat.transform._fence import (
     policy_without_tangents,
 )
 from autoremat.transform._jaxpr import cached_by_jaxpr, live_eqns
+from autoremat.transform._residuals import log_kept
 
 checkpoint_p = Primitive("autoremat_checkpoint")
 checkpoint_p.multiple_results = True
@@ -64,6 +68,11 @@ Flags = bool | tuple[bool, ...]
 
 def _flags(prevent_cse: Flags, n: int) -> tuple[bool, ...]:
     return (prevent_cse,) * n if isinstance(prevent_cse, bool) else prevent_cse
+
+
+def _after_constants(prevent_cse: Flags, new: int) -> Flags:
+    """The flags where so many operands come in front; one bool for all stays one: it also speaks for what is kept."""
+    return prevent_cse if isinstance(prevent_cse, bool) else (*(False for _ in range(new)), *prevent_cse)
 
 
 # ------------------------------------------------------------------------------------------ evaluation, abstract evaluation
@@ -119,6 +128,24 @@ def _check_effects(jaxpr: Jaxpr) -> None:
         )
 
 
+def _jitted(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr as one `jit` equation: outside `jit`, it is compiled as a whole, not run operation by operation."""
+
+    def checkpointed(*args: Any) -> list[Any]:
+        return eval_jaxpr(jaxpr, *args)
+
+    traced, consts = trace(jax.jit(checkpointed), [v.aval for v in jaxpr.invars], "checkpoint")
+    return jaxpr if consts else traced
+
+
+_jitted_cached = weakref_lru_cache(_jitted)
+
+
+def _is_jitted(jaxpr: Jaxpr) -> bool:
+    """Whether the checkpointed function is a jitted one. What has effects is left alone: they are looked for in its equations."""
+    return len(jaxpr.eqns) == 1 and jaxpr.eqns[0].primitive.name in {"jit", "pjit"} and not jaxpr.effects
+
+
 def _differentiate(
     primals: Sequence[Any],
     tangents: Sequence[Any],
@@ -132,13 +159,16 @@ def _differentiate(
     _check_effects(jaxpr)
     nonzero = tuple(type(t) is not Zero for t in tangents)
     part = partition_of(jaxpr, nonzero, policy, origin)
+    # The user compiled this function: outside `jit`, its two parts are compiled as well.
+    compiled = _is_jitted(jaxpr) and not isinstance(policy, GraphPolicy)
+    forward, linear = (_jitted_cached(j) if compiled else j for j in (part.forward, part.linear))
     flags = (*_flags(prevent_cse, len(primals)), *(False for _ in part.constants))
     inputs = [*primals, *part.constants]
     results = checkpoint_p.bind(
         *inputs,
-        jaxpr=part.forward,
+        jaxpr=forward,
         policy=policy,
-        prevent_cse=flags,
+        prevent_cse=prevent_cse if isinstance(prevent_cse, bool) else flags,
         differentiated=differentiated,
         origin=None,
     )
@@ -146,13 +176,14 @@ def _differentiate(
     outs, kept = results[:num_outs], [results[i] for i in part.kept_results]
     leaves = [*(inputs[i] for i in part.leaves), *kept]
     # Where nothing runs again there is nothing that the compiler could merge or start too early.
-    guard = any(flags) and part.recomputes
+    # Flags for each argument say nothing of kept values: as in JAX, those are guarded even where no argument is.
+    guard = part.recomputes and prevent_cse is not False
     leaf_flags = tuple(guard and f for f in (*(flags[i] for i in part.leaves), *(True for _ in kept)))
     linear_outs = iter(
         linear_p.bind(
             *leaves,
             *(t for t, nz in zip(tangents, nonzero, strict=True) if nz),
-            jaxpr=part.linear,
+            jaxpr=linear,
             num_leaves=len(leaves),
             policy=policy_for_linear(policy, nonzero),
             prevent_cse=leaf_flags,
@@ -177,6 +208,8 @@ def _checkpoint_jvp(
     differentiated: bool,
     origin: Any,
 ) -> Any:
+    nonzero = tuple(type(t) is not Zero for t in tangents)
+    log_kept(jaxpr, nonzero, partition_of(jaxpr, nonzero, policy, origin))
     return _differentiate(primals, tangents, jaxpr, policy, prevent_cse, differentiated, origin)
 
 
@@ -201,7 +234,9 @@ def _linear_jvp(
         *_flags(prevent_cse, num_leaves),
         *(any(_flags(prevent_cse, num_leaves)) for _ in linear_tangents),
     )
-    return _differentiate(primals, tangents, _without_repeats_cached(jaxpr), policy, flags, False)
+    return _differentiate(
+        primals, tangents, _without_repeats_cached(jaxpr), policy, flags if any(flags) else False, False
+    )
 
 
 ad.primitive_jvps[linear_p] = _linear_jvp
@@ -358,7 +393,7 @@ def _checkpoint_batch(
     **params: Any,
 ) -> Any:
     batched, consts, out_batched = batch_jaxpr(jaxpr, axis_data, dims)
-    flags = (*(False for _ in consts), *_flags(prevent_cse, len(args)))
+    flags = _after_constants(prevent_cse, len(consts))
     before = origin_of(jaxpr, axis_data, dims, len(consts), origin)
     outs = checkpoint_p.bind(*consts, *args, jaxpr=batched, prevent_cse=flags, origin=before, **params)
     return outs, [0 if b else None for b in out_batched]
@@ -396,9 +431,10 @@ def _dce_rule(used_outputs: list[bool], eqn: JaxprEqn) -> tuple[list[bool], Jaxp
     outvars = [v for v, u in zip(eqn.outvars, used_outputs, strict=True) if u]
     guarded = eqn.params.get("num_leaves", len(eqn.invars))
     flags = _flags(eqn.params["prevent_cse"], guarded)
-    params = dict(
-        eqn.params, jaxpr=pruned, prevent_cse=tuple(f for f, u in zip(flags, used_inputs, strict=False) if u)
-    )
+    left: Flags = tuple(f for f, u in zip(flags, used_inputs, strict=False) if u)
+    if isinstance(eqn.params["prevent_cse"], bool):
+        left = eqn.params["prevent_cse"]
+    params = dict(eqn.params, jaxpr=pruned, prevent_cse=left)
     if "origin" in params:
         params["origin"] = without_unused(params["origin"], used_outputs, used_inputs)
     if "num_leaves" in params:
@@ -450,3 +486,8 @@ register_discharge_rule(linear_p)
 
 register_key_reuse_rule(checkpoint_p, lambda params: params["differentiated"])
 register_key_reuse_rule(linear_p, lambda params: True)
+
+register_lojax_rule(checkpoint_p)
+register_lojax_rule(linear_p)
+register_checkify_rule(checkpoint_p)
+register_checkify_rule(linear_p)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
+
+import jax
 
 from autoremat._compat import (
     Jaxpr,
@@ -25,9 +28,11 @@ from autoremat.transform._batch import partition_of
 from autoremat.transform._jaxpr import CHECKPOINTS, inline_calls, is_var, subjaxprs
 from autoremat.transform._linearize import Joint, linearize
 from autoremat.transform._partition import Partition
-from autoremat.transform._primitives import checkpoint_p
 from autoremat.transform._split import tags_of
 from autoremat.transform._trace_user import bind_call, trace_call
+
+_logger = logging.getLogger("autoremat")
+_config: Any = jax.config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +289,9 @@ def _inner_flags(eqn: JaxprEqn, inner: Jaxpr, flags: Sequence[bool]) -> tuple[bo
 def _notes(jaxpr: Jaxpr, nonzero: Sequence[bool], found: Sequence[Residual]) -> Iterator[str]:
     checkpoints = list(_checkpoints(jaxpr, nonzero))
     yield from dict.fromkeys(
-        note for eqn, flags in checkpoints if eqn.primitive is checkpoint_p and (note := _useless(eqn, flags))
+        note
+        for eqn, flags in checkpoints
+        if eqn.primitive.name == "autoremat_checkpoint" and (note := _useless(eqn, flags))
     )
     arguments = sum(r.nbytes for r in found if r.kind != "intermediate")
     activations = sum(r.nbytes for r in found if r.kind == "intermediate")
@@ -317,6 +324,40 @@ def _useless(eqn: JaxprEqn, nonzero: tuple[bool, ...]) -> str | None:
     return (
         f"the checkpoint of {where} frees nothing: it keeps {kept:,} B, the function without it {plain:,} B, {again}. "
         "Cheapest fix: leave it out, or put it round a larger part."
+    )
+
+
+def log_kept(jaxpr: Jaxpr, nonzero: Sequence[bool], part: Partition) -> None:
+    """Log what a checkpoint keeps, as `jax.checkpoint` does: at DEBUG, or as a warning under `jax_log_checkpoint_residuals`."""
+    level = logging.WARNING if _config.jax_log_checkpoint_residuals else logging.DEBUG
+    if not _logger.isEnabledFor(level):
+        return
+    inputs = [v.aval for i, v in enumerate(jaxpr.invars) if i in part.leaves]
+    made = {v: (e, i) for e in part.forward.eqns for i, v in enumerate(e.outvars)}
+    tags = tags_of(part.forward.eqns)
+    kept = [part.forward.outvars[i] for i in part.kept_results]
+    found = [_logged(v, made, tags) for v in kept if v in made]
+    lines = [f"  {short_aval(a)}" for a in inputs]
+    text = "saving inputs with shapes:\n" + "\n".join(lines) if inputs else ""
+    if found:
+        text += "\nand " if inputs else ""
+        text += "saving these intermediates:\n" + "\n".join(f"  {r.type} {r.description}" for r in found)
+    _logger.log(level, "remat-decorated function %s", text or "saving nothing")
+
+
+def _logged(v: Var, made: dict[Var, tuple[JaxprEqn, int]], tags: dict[Var, frozenset[str]]) -> Residual:
+    names = tags.get(v, frozenset())
+    while made[v][0].primitive.name in {"name", "reduce_precision"} and made[v][0].invars[0] in made:
+        v = made[v][0].invars[0]
+        names |= tags.get(v, frozenset())
+    origin = _resolve(*made[v])
+    return _residual(
+        v.aval,
+        kind="intermediate",
+        name=", ".join(sorted(names)) or None,
+        source=origin.source,
+        primitive=origin.primitive,
+        iterations=origin.iterations,
     )
 
 

@@ -37,8 +37,9 @@ RECURSE = object()
 class Decider(Protocol):
     """Says what to keep.
 
-    A decider may also have a method `repeats(eqn)`: whether an equation with an effect that JAX allows to repeat (a debug
-    print) does so in the backward pass, although nothing there reads its outputs.
+    A decider may also have the methods `repeats(eqn)`: whether an equation with an effect that JAX allows to repeat (a debug
+    print) does so in the backward pass, although nothing there reads its outputs; and `keeps_name(eqn)`: whether it keeps a
+    value for the name that `eqn` gives it.
     """
 
     def decide(self, eqn: JaxprEqn, wanted: Sequence[int], names: Sequence[frozenset[str]]) -> Any:
@@ -152,7 +153,8 @@ def _repeated_effects(
     As in JAX: those that the policy does not save, and those whose inputs all run again anyway.
     """
     repeats: Any = getattr(decider, "repeats", None)
-    if repeats is None:
+    keeps_name: Any = getattr(decider, "keeps_name", None)
+    if repeats is None or keeps_name is None:
         return set()
     effectful = [e for e in eqns if _has_repeatable_effect(e)]
     if not effectful:
@@ -165,7 +167,8 @@ def _repeated_effects(
         eqn, i = made[v]
         decision = decider.decide(eqn, [i], [tags.get(v, frozenset())])
         if eqn.primitive is name_p and not decision:
-            return is_kept(eqn.invars[0])
+            # As in JAX: a policy that refuses the name makes the tagged value one that is computed again.
+            return keeps_name(eqn) and is_kept(eqn.invars[0])
         return decision is not RECURSE and i in decision
 
     return {id(e) for e in effectful if repeats(e) or not any(is_kept(v) for v in e.invars)}

@@ -15,6 +15,7 @@ from autoremat._compat import (
     Jaxpr,
     Tracer,
     debug_info,
+    flatten,
     trace_user,
     typeof,
     weakref_lru_cache,
@@ -132,7 +133,7 @@ def bind_call(
         sorted(((k, Static(v)) for k, v in kwargs.items() if k in names), key=lambda kv: kv[0])
     )
     dynamic = tuple(a for i, a in enumerate(args) if i not in positions)
-    leaves, tree = jax.tree.flatten((dynamic, {k: v for k, v in kwargs.items() if k not in names}))
+    leaves, tree = flatten((dynamic, {k: v for k, v in kwargs.items() if k not in names}))
     return Call(tuple(leaves), tree, static_args, static_kwargs, len(args))
 
 
@@ -162,7 +163,7 @@ def _trace_call(
     def flat(*leaves: Any) -> list[Any]:
         nonlocal out_tree
         args, kwargs = _rebuild(tree, static_args, static_kwargs, num_args, leaves)
-        outs, out_tree = jax.tree.flatten(fun(*args, **kwargs))
+        outs, out_tree = flatten(fun(*args, **kwargs))
         _check_outputs(outs, out_tree, debug)
         return outs
 

@@ -1,0 +1,204 @@
+"""Random programs under random stacks of transformations: ours against `jax.checkpoint`, and against no checkpoint.
+
+`HYPOTHESIS_PROFILE=exhaustive python -m pytest tests/transform/test_stacks.py` runs 5,000 cases. What failed is printed with the
+stack, the program and the seed of its arguments.
+"""
+
+# pyright: reportOptionalMemberAccess=false
+# (hypothesis types `settings()` as optional)
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as Spec
+
+import autoremat as ar
+from autoremat._errors import UnmatchedNameWarning
+from support.interpreter import interpreted
+from support.programs import NAMES, N, Program, arguments, as_function, programs
+
+Pair = tuple[Any, Any]
+Function = Callable[[Any, Any], Pair]  # (vector, matrix) -> (vector, matrix), so that transformations stack
+Checkpoint = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A policy by name, to be looked up among ours and among JAX's."""
+
+    name: str | None
+    names: tuple[str, ...] = ()
+
+    def of(self, policies: Any) -> Any:
+        if self.name is None:
+            return None
+        found = getattr(policies, self.name)
+        return found(*self.names) if self.names else found
+
+
+@dataclass(frozen=True)
+class Way:
+    """Whose checkpoint to use; `policies` `None`: none at all."""
+
+    checkpoint: Checkpoint
+    policies: Any
+
+    def wrap(self, f: Callable[..., Any], policy: Policy, prevent_cse: bool = True) -> Callable[..., Any]:
+        if self.policies is None:
+            return f
+        return self.checkpoint(f, policy=policy.of(self.policies), prevent_cse=prevent_cse)
+
+
+OURS = Way(ar.checkpoint, ar.checkpoint_policies)
+THEIRS = Way(jax.checkpoint, jax.checkpoint_policies)
+PLAIN = Way(lambda f, **_: f, None)
+
+
+def _jit(f: Function) -> Function:
+    return jax.jit(f)
+
+
+def _vmap(f: Function) -> Function:
+    def batched(vec: Any, mat: Any) -> Pair:
+        vecs, mats = jnp.stack([vec, jnp.flip(vec)], 1), jnp.stack([mat, mat.T])
+        several = jax.vmap(f, (1, 0))(vecs, mats)
+        shared = jax.vmap(f, (1, None), (0, 2))(vecs, mat)
+        return several[0].mean(0) + shared[0].mean(0), several[1].mean(0) - shared[1].mean(2)
+
+    return batched
+
+
+def _loss(f: Function) -> Callable[[Any, Any], Any]:
+    def loss(vec: Any, mat: Any) -> Any:
+        v, m = f(vec, mat)
+        return jnp.sin(v).sum() + (m * jnp.cos(mat)).sum()
+
+    return loss
+
+
+def _grad(f: Function) -> Function:
+    return lambda vec, mat: jax.tree.map(jnp.tanh, jax.grad(_loss(f), (0, 1))(vec, mat))
+
+
+def _jvp(f: Function) -> Function:
+    def pushed(vec: Any, mat: Any) -> Pair:
+        _, tangents = jax.jvp(f, (vec, mat), (jnp.cos(vec), jnp.sin(mat)))
+        return jnp.tanh(tangents[0]), jnp.tanh(tangents[1])
+
+    return pushed
+
+
+def _scan(f: Function) -> Function:
+    def looped(vec: Any, mat: Any) -> Pair:
+        def body(carry: Any, row: Any) -> Any:
+            v, m = f(carry, jnp.outer(row, carry))
+            return jnp.tanh(v), m[0]
+
+        last, rows = lax.scan(body, vec, mat[:3], reverse=True)
+        return last, jnp.concatenate([rows, mat[3:]])
+
+    return looped
+
+
+def _shard_map(f: Function) -> Function:
+    mesh = Mesh(np.array(jax.devices()[:2]), ("i",))
+
+    def local(vec: Any, mat: Any) -> Pair:
+        v, m = f(vec[0], mat[0])
+        return lax.pmean(v, "i"), m[None]
+
+    def sharded(vec: Any, mat: Any) -> Pair:
+        run = jax.shard_map(local, mesh=mesh, in_specs=(Spec("i"), Spec("i")), out_specs=(Spec(), Spec("i")))
+        v, m = run(jnp.stack([vec, -vec]), jnp.stack([mat, mat.T]))
+        return v, m[0] - m[1]
+
+    return sharded
+
+
+LAYERS: dict[str, Callable[[Function], Function]] = {
+    "jit": _jit,
+    "vmap": _vmap,
+    "grad": _grad,
+    "jvp": _jvp,
+    "scan": _scan,
+    "shard_map": _shard_map,
+}
+
+
+def base(program: Program, inner: Policy, way: Way) -> Function:
+    """The program, with the checkpoints inside it, from a vector and a matrix to the same."""
+    fun = as_function(program, lambda f, i: way.wrap(f, inner, bool(i % 2)))
+    ints = jnp.arange(N)[::-1]
+
+    def f(vec: Any, mat: Any) -> Pair:
+        value, (v, _, _) = fun(vec, mat, ints)
+        return jnp.tanh(v + 0.1 * value), jnp.tanh(jnp.outer(v, vec) + 0.1 * value)
+
+    return f
+
+
+def stacked(
+    program: Program, stack: Sequence[str], inner: Policy, outer: Policy, way: Way
+) -> Callable[[Any, Any], Any]:
+    """Value and gradient of the program under a stack of transformations, the first the innermost."""
+    f = way.wrap(base(program, inner, way), outer)
+    for layer in stack:
+        f = way.wrap(f, outer) if layer == "checkpoint" else LAYERS[layer](f)
+    return jax.value_and_grad(_loss(f), (0, 1))
+
+
+_policies = st.one_of(
+    st.sampled_from(
+        [
+            Policy(None),
+            Policy("nothing_saveable"),
+            Policy("everything_saveable"),
+            Policy("dots_saveable"),
+            Policy("dots_with_no_batch_dims_saveable"),
+        ]
+    ),
+    st.sampled_from(NAMES).map(lambda n: Policy("save_only_these_names", (n,))),
+)
+_stacks = st.lists(st.sampled_from(["checkpoint", *LAYERS]), min_size=1, max_size=3).map(tuple)
+
+
+@pytest.fixture(autouse=True)
+def _settings() -> Iterator[None]:
+    with jax.enable_x64(True), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnmatchedNameWarning)
+        yield
+
+
+def _without_reverse_rules(program: Program) -> Program:
+    """JAX refuses forward mode through a `custom_vjp`."""
+    return tuple(i for i in program if "'custom'" not in repr(i))
+
+
+def _assert_same(got: Any, want: Any) -> None:
+    for a, e in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-8, atol=1e-8 * (1 + np.max(np.abs(e))))
+
+
+@settings(max_examples=settings().max_examples * 4)
+@given(program=programs, stack=_stacks, inner=_policies, outer=_policies, seed=st.integers(0, 2**16))
+def test_stacks(program: Program, stack: tuple[str, ...], inner: Policy, outer: Policy, seed: int) -> None:
+    if "jvp" in stack or stack.count("grad"):
+        program = _without_reverse_rules(program)  # reverse mode twice needs forward mode inside
+    run = jax.jit if "shard_map" in stack else interpreted
+    args = arguments(seed)[:2]
+    ours, theirs, plain = (
+        run(stacked(program, stack, inner, outer, way))(*args) for way in (OURS, THEIRS, PLAIN)
+    )
+    _assert_same(ours, plain)
+    _assert_same(ours, theirs)
