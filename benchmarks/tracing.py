@@ -95,8 +95,8 @@ def measure(form: str, layers: int, checkpoint: Checkpoint, policies: Any, polic
             traces += 1
             return f(*args)
 
-        chosen = policy and getattr(policies, policy)
-        return checkpoint(block, policy=chosen("context") if policy == "save_only_these_names" else chosen)
+        found: Any = None if policy is None else getattr(policies, policy)
+        return checkpoint(block, policy=found("context") if policy == "save_only_these_names" else found)
 
     loss = (transformer.unrolled if form == "unrolled" else transformer.scanned)(counted)
     args = example(form, layers)

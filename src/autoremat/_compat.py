@@ -194,6 +194,11 @@ def tangent_aval(aval: Any) -> Any:
     return aval.to_tangent_aval()
 
 
+def on_host(aval: Any) -> bool:
+    """Whether a value waits in the memory of the host."""
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host
+
+
 def has_tangent(aval: Any) -> bool:
     """Whether a value of this aval can carry a non-zero tangent."""
     dtype = getattr(aval, "dtype", None)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.ad_checkpoint import Offloadable, Recompute, Saveable, print_saved_residuals
+from jax.ad_checkpoint import Recompute, Saveable, print_saved_residuals
 from jax.ad_checkpoint import checkpoint_name as jax_checkpoint_name
 
 import autoremat
@@ -160,24 +160,6 @@ def test_a_policy_that_answers_neither(answer: Any) -> None:
     with pytest.raises(PolicyError, match=message) as raised:
         jax.grad(checkpoint(lambda x: jnp.sin(jnp.sin(x)), policy=lambda *_, **__: answer))(1.0)
     assert isinstance(raised.value, TypeError)
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
-        checkpoint_policies.save_and_offload_only_these_names(
-            names_which_can_be_saved=[],
-            names_which_can_be_offloaded=["h"],
-            offload_src="device",
-            offload_dst="pinned_host",
-        ),
-        lambda prim, *_, **__: Offloadable("device", "pinned_host"),
-    ],
-)
-def test_offloading_is_refused(policy: Any) -> None:
-    with pytest.raises(NotImplementedError, match=r"asks to offload .* autoremat does not offload yet"):
-        jax.grad(checkpoint(attention, policy=policy))(X, W)
 
 
 def test_a_name_in_both_lists_is_refused() -> None:

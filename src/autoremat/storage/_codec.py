@@ -2,15 +2,18 @@
 
 - `device`: the array as it is.
 - `packed`: booleans as bits along the last axis, eight to a byte.
+- `device->pinned_host`: in the memory of the host, for policies that offload (`offload`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 
@@ -57,6 +60,42 @@ PACKED = Codec(
     # A shift, a mask and an addition to encode; a shift, a mask and a comparison to decode.
     flops_per_element=6,
 )
+
+_SPACES = {
+    "device": jax.memory.Space.Device,
+    "pinned_host": jax.memory.Space.Host,
+    "unpinned_host": jax.memory.Space.Host,
+}
+
+
+@functools.cache
+def offload(src: str, dst: str) -> Codec:
+    """Keep an array in another memory: it moves from memory kind `src` to `dst`, and back in the backward pass.
+
+    Raises `ValueError` for a memory kind that is unknown.
+    """
+    if unknown := [kind for kind in (src, dst) if kind not in _SPACES]:
+        raise ValueError(
+            f"offloading from {src!r} to {dst!r}: unknown memory {unknown}. Cheapest fix: offload_src and offload_dst among "
+            f"{sorted(_SPACES)}."
+        )
+    return Codec(
+        name=f"{src}{_ARROW}{dst}",
+        encode=lambda x: jax.device_put(x, _SPACES[dst], may_alias=False),
+        decode=lambda encoded, shape: jax.device_put(encoded, _SPACES[src], may_alias=False),
+        nbytes=lambda shape, itemsize: 0 if dst != "device" else math.prod(shape) * itemsize,
+        accepts=lambda shape, dtype: True,
+        flops_per_element=0,
+    )
+
+
+_ARROW = "->"
+
+
+def codec_named(name: str) -> Codec:
+    """The codec of this name."""
+    return offload(*name.split(_ARROW)) if _ARROW in name else CODECS[name]
+
 
 CODECS = {codec.name: codec for codec in (DEVICE, PACKED)}
 

@@ -29,6 +29,8 @@ from autoremat._compat import (
     stacked_aval,
     without_axis_effects,
 )
+from autoremat.storage import DEVICE_NAME
+from autoremat.transform._coding import coded
 from autoremat.transform._jaxpr import free_vars, inline_body, is_var, live_eqns, traced_eqns
 from autoremat.transform._split import CompositeSplit, Decider, Split, composite_rules, prune, split_eqns
 
@@ -58,6 +60,7 @@ def split_scan(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> Composite
     body, constants = _opened(eqn.params["jaxpr"])
     num_consts, num_carry = scan_sizes(eqn.params)
     split, again = _split_iteration(body, wanted, num_consts, num_carry, decider)
+    split, encoded = _encoded_iteration(split)
     stacks: dict[Var, Var] = {}
     run = list(again)
     for i, v in enumerate(body.outvars):
@@ -65,7 +68,8 @@ def split_scan(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> Composite
             stacks[v], run[i] = eqn.outvars[i], False
     new = [v for v in split.kept if v not in stacks]
     stacks.update((v, new_var(stacked_aval(v.aval, eqn.params["length"]))) for v in new)
-    forward_body = new_jaxpr(body.invars, [*body.outvars, *new], split.forward, body)
+    outs = [*body.outvars, *(encoded.get(v, v) for v in new)]
+    forward_body = new_jaxpr(body.invars, outs, split.forward, body)
     forward = eqn.replace(
         outvars=[*eqn.outvars, *(stacks[v] for v in new)],
         params=scan_params(eqn.params, _closed(forward_body, constants), num_consts, num_carry),
@@ -73,6 +77,22 @@ def split_scan(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> Composite
     kept = {stacks[v]: codec for v, codec in split.kept.items()}
     rerun = _rerun_scan(eqn, body, constants, split, run, stacks) if any(run) else None
     return CompositeSplit(forward=forward, kept=kept, rerun=rerun)
+
+
+def _encoded_iteration(split: Split) -> tuple[Split, dict[Var, Any]]:
+    """What is kept in another form is encoded and decoded inside the iteration: the plain values of all are never there at once.
+
+    Returns the split with the variables that receive encoded values in place of those values, and what each receives.
+    """
+    forward, decode, kept, encoded = list(split.forward), [], {}, {}
+    for v, codec in split.kept.items():
+        encoding, out, received, decoding = coded(v, codec)
+        forward += encoding
+        decode += decoding
+        kept[received] = DEVICE_NAME
+        if received is not v:
+            encoded[received] = out
+    return Split(forward=forward, kept=kept, rerun=[*decode, *split.rerun]), encoded
 
 
 def _split_iteration(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from autoremat._compat import JaxprEqn, Offloadable, SaveableType, Var, name_p
-from autoremat.storage import DEVICE_NAME
+from autoremat.storage import DEVICE_NAME, offload
 from autoremat.transform._linearize import Joint
 from autoremat.transform._policies import NothingSaveable, check_decision, single_policies
 from autoremat.transform._split import RECURSE, Decider, composite_rules, may_run_again
@@ -32,33 +32,40 @@ class PolicyDecider:
         if eqn.primitive is name_p:
             return {}  # the tag belongs to the value, so its producer is asked
         tags = dict(zip(wanted, names, strict=True))
-        kept = {i for i in wanted if self._keeps_tagged(eqn.outvars[i].aval, tags[i])}
+        kept = {i: s for i in wanted if (s := self._storage_of_tagged(eqn.outvars[i].aval, tags[i]))}
         if len(kept) < len(wanted) and eqn.primitive.name in composite_rules:
-            return dict.fromkeys(kept, DEVICE_NAME) or RECURSE
+            return kept or RECURSE
         if not may_run_again(eqn):
-            return dict.fromkeys(wanted, DEVICE_NAME)
+            return dict.fromkeys(wanted, DEVICE_NAME) | kept
         for policy in single_policies(self.policy):
-            if len(kept) < len(wanted) and _saves(
-                policy, eqn.primitive, [v.aval for v in eqn.invars], eqn.params
+            if len(kept) < len(wanted) and (
+                storage := _storage(policy, eqn.primitive, _avals(eqn), eqn.params)
             ):
-                kept |= {i for i in wanted if not _excludes(policy, tags[i])}
-        return dict.fromkeys(sorted(kept), DEVICE_NAME)
+                others = [i for i in wanted if i not in kept and not _excludes(policy, tags[i])]
+                kept |= dict.fromkeys(others, storage)
+        return dict(sorted(kept.items()))
 
     def repeats(self, eqn: JaxprEqn) -> bool:
         """A debug print happens again in the backward pass, unless the policy saves it."""
-        return not _saves(self.policy, eqn.primitive, [v.aval for v in eqn.invars], eqn.params)
+        return _storage(self.policy, eqn.primitive, _avals(eqn), eqn.params) is None
 
     def keeps_name(self, eqn: JaxprEqn) -> bool:
         """Whether the policy keeps a value under the tag that `eqn` gives it."""
-        return self._keeps_tagged(eqn.invars[0].aval, frozenset({eqn.params["name"]}))
+        return self._storage_of_tagged(eqn.invars[0].aval, frozenset({eqn.params["name"]})) is not None
 
-    def _keeps_tagged(self, aval: Any, tags: frozenset[str]) -> bool:
-        return any(
-            _saves(policy, name_p, [aval], {"name": tag})
+    def _storage_of_tagged(self, aval: Any, tags: frozenset[str]) -> str | None:
+        """How the policy keeps a value for one of its tags, if it does."""
+        found = (
+            _storage(policy, name_p, [aval], {"name": tag})
             for policy in single_policies(self.policy)
             if not _excludes(policy, tags)
             for tag in sorted(tags)
         )
+        return next((storage for storage in found if storage), None)
+
+
+def _avals(eqn: JaxprEqn) -> list[Any]:
+    return [v.aval for v in eqn.invars]
 
 
 def _excludes(policy: Any, tags: frozenset[str]) -> bool:
@@ -66,15 +73,12 @@ def _excludes(policy: Any, tags: frozenset[str]) -> bool:
     return excludes is not None and excludes(tags)
 
 
-def _saves(policy: Any, prim: Any, avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
+def _storage(policy: Any, prim: Any, avals: Sequence[Any], params: Mapping[str, Any]) -> str | None:
+    """The name of the codec by which a policy keeps a value; `None` if the value is to be computed again."""
     decision = check_decision(policy(prim, *avals, **params), policy)
     if isinstance(decision, Offloadable):
-        raise NotImplementedError(
-            f"the checkpoint policy {policy!r} asks to offload the output of `{prim.name}` from {decision.src} to "
-            f"{decision.dst}; autoremat does not offload yet. Cheapest fix: a policy that saves or recomputes it, such as "
-            "save_only_these_names."
-        )
-    return isinstance(decision, SaveableType)
+        return offload(decision.src, decision.dst).name
+    return DEVICE_NAME if isinstance(decision, SaveableType) else None
 
 
 @dataclass(frozen=True)

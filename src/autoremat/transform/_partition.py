@@ -22,12 +22,11 @@ from autoremat._compat import (
     in_scope,
     name_p,
     new_jaxpr,
-    new_var,
     weakref_lru_cache,
     without_dead_code,
 )
 from autoremat._errors import UnmatchedNameWarning
-from autoremat.storage import CODECS
+from autoremat.transform._coding import coded
 from autoremat.transform._decide import GraphPolicy, decider_for
 from autoremat.transform._jaxpr import (
     cached_by_jaxpr,
@@ -36,11 +35,13 @@ from autoremat.transform._jaxpr import (
     live_eqns,
     map_eqns,
     subjaxprs,
-    traced_eqns,
 )
 from autoremat.transform._linearize import Joint, linearize_cached
 from autoremat.transform._policies import nested, requested_names
 from autoremat.transform._split import Split, prune, split_eqns
+
+BACKWARD_PASS = "checkpoint backward pass"
+"""What a jaxpr says it was traced for if it is the backward pass of a checkpoint."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -118,7 +119,7 @@ def emit(joint: Joint, split: Split) -> Partition:
     outs = list(joint.outs)
     kept_results: list[int] = []
     for v in kept:
-        eqns, out, received, decoding = _coded(v, split.kept[v])
+        eqns, out, received, decoding = coded(v, split.kept[v])
         forward_eqns += eqns
         encoded_in.append(received)
         decode_eqns += decoding
@@ -164,18 +165,6 @@ def _independent(eqns: Sequence[JaxprEqn], tangents: Sequence[Var]) -> Iterator[
             yield eqn
 
 
-def _coded(v: Var, codec_name: str) -> tuple[list[JaxprEqn], Any, Var, list[JaxprEqn]]:
-    """Encoding equations, the encoded atom, the variable that receives it, and decoding equations that make `v`."""
-    codec = CODECS[codec_name]
-    if codec_name == "device":
-        return [], v, v, []
-    encoding, (out,) = traced_eqns(lambda x: [codec.encode(x)], [v], "encode")
-    received = new_var(out.aval)
-    decoding, (decoded,) = traced_eqns(lambda x: [codec.decode(x, v.aval.shape)], [received], "decode")
-    decoding[-1] = decoding[-1].replace(outvars=[v if o is decoded else o for o in decoding[-1].outvars])
-    return encoding, out, received, decoding
-
-
 def _names_in(jaxpr: Any) -> Iterator[str]:
     for eqn in jaxpr.eqns:
         if eqn.primitive is name_p:
@@ -186,7 +175,8 @@ def _names_in(jaxpr: Any) -> Iterator[str]:
 
 def _warn_of_unmatched_names(jaxpr: Jaxpr, joint: Joint, policy: Any) -> None:
     requested = requested_names(policy)
-    if not requested:
+    # A backward pass has only the names that it computes again.
+    if not requested or jaxpr.debug_info.traced_for == BACKWARD_PASS:
         return
     found = set(_names_in(jaxpr))
     for eqn in joint.forward_eqns:

@@ -56,6 +56,7 @@ from autoremat.transform._fence import (
     policy_without_tangents,
 )
 from autoremat.transform._jaxpr import cached_by_jaxpr, live_eqns
+from autoremat.transform._partition import BACKWARD_PASS
 from autoremat.transform._residuals import log_kept
 
 checkpoint_p = Primitive("autoremat_checkpoint")
@@ -295,7 +296,7 @@ def _trace_backward(
         positions = [i for i, d in enumerate(differentiated) if d]
         return finish_before(in_cts, [p in (dependence or ()) for p in positions])
 
-    traced, consts = trace(backward, [*leaf_avals, *ct_avals], "checkpoint backward pass")
+    traced, consts = trace(backward, [*leaf_avals, *ct_avals], BACKWARD_PASS)
     return Backward(without_dead_code(traced), tuple(consts), tuple(leaf_used), tuple(differentiated))
 
 

@@ -16,7 +16,7 @@ from autoremat._compat import (
     Var,
     argument_names,
     has_tangent,
-    name_p,
+    on_host,
     open_jaxpr,
     scan_sizes,
     short_aval,
@@ -41,7 +41,7 @@ class Residual:
 
     `shape` and `nbytes` (bytes) are those of all iterations where it stands inside a `scan`; `iterations` is how many. `kind` is
     `"argument"`, `"constant"` or `"intermediate"`; `primitive` and `source` (file:line:column) say what made it, `name` how
-    `checkpoint_name` tagged it.
+    `checkpoint_name` tagged it. `offloaded`: it waits in the memory of the host.
     """
 
     shape: tuple[int, ...]
@@ -53,6 +53,7 @@ class Residual:
     primitive: str = ""
     iterations: int = 1
     type: str = ""
+    offloaded: bool = False
 
     @property
     def description(self) -> str:
@@ -63,7 +64,8 @@ class Residual:
             return "from a constant"
         what = f"named '{self.name}'" if self.name else f"output of {self.primitive}"
         where = f" from {self.source}" if self.source else ""
-        return f"{what}{where}" + (f", {self.iterations} iterations" if self.iterations > 1 else "")
+        where += f", {self.iterations} iterations" if self.iterations > 1 else ""
+        return f"{what}{where}" + (", in host memory" if self.offloaded else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,11 @@ class Residuals(Sequence[Residual]):
     def intermediate_bytes(self) -> int:
         """Bytes of the residuals that the function makes: the activations."""
         return self.total_bytes - self.argument_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the residuals that a policy offloads."""
+        return sum(r.nbytes for r in self.residuals if r.offloaded)
 
     @overload
     def __getitem__(self, index: int) -> Residual: ...
@@ -135,13 +142,16 @@ def residuals_text(residuals: Residuals) -> str:
     lines.append(
         f"total {residuals.total_bytes:,} B in {len(residuals)} residuals, of which "
         f"{residuals.intermediate_bytes:,} B are intermediates"
+        + (f", {residuals.host_bytes:,} B in host memory" if residuals.host_bytes else "")
     )
     return "\n".join([*lines, *(f"note: {note}" for note in residuals.notes)])
 
 
 def _residual(aval: Any, **fields: Any) -> Residual:
     shape, dtype, nbytes = aval_size(aval)
-    return Residual(shape=shape, dtype=dtype, nbytes=nbytes, type=short_aval(aval), **fields)
+    return Residual(
+        shape=shape, dtype=dtype, nbytes=nbytes, type=short_aval(aval), offloaded=on_host(aval), **fields
+    )
 
 
 def _inputs(joint: Joint, leading: int, num_inputs: int, names: Sequence[str]) -> Iterator[Residual]:
@@ -164,11 +174,7 @@ def _inputs(joint: Joint, leading: int, num_inputs: int, names: Sequence[str]) -
 def _origins(joint: Joint) -> dict[Var, str | None]:
     """The distinct demanded values, looked through tags and rounding; with the tag of each."""
     tags = tags_of(joint.forward_eqns)
-    through = {
-        e.outvars[0]: e.invars[0]
-        for e in joint.forward_eqns
-        if (e.primitive is name_p or e.primitive.name == "reduce_precision") and is_var(e.invars[0])
-    }
+    through = {e.outvars[0]: e.invars[0] for e in joint.forward_eqns if _passes_on(e)}
     found: dict[Var, str | None] = {}
     for v in joint.demanded:
         tag = next(iter(sorted(tags.get(v, ()))), None)
@@ -244,11 +250,21 @@ def _bodies(eqn: JaxprEqn) -> list[Jaxpr]:
     return []
 
 
+def _passes_on(eqn: JaxprEqn) -> bool:
+    """Whether an equation only tags or rounds its input."""
+    return eqn.primitive.name in {"name", "reduce_precision"} and is_var(eqn.invars[0])
+
+
+def _offloads(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "device_put" and on_host(eqn.outvars[0].aval) and is_var(eqn.invars[0])
+
+
 def _resolve_var(jaxpr: Jaxpr, var: Any, iterations: int) -> _Origin | None:
     """What makes a variable inside a jaxpr; `None` if it is an input."""
     tag = next(iter(sorted(tags_of(jaxpr.eqns).get(var, ()))), None)
     made = {v: (e, i) for e in jaxpr.eqns for i, v in enumerate(e.outvars)}
-    while var in made and made[var][0].primitive.name in {"name", "reduce_precision"}:
+    while var in made and (_passes_on(made[var][0]) or _offloads(made[var][0])):
+        tag = tag or next(iter(sorted(tags_of(jaxpr.eqns).get(made[var][0].invars[0], ()))), None)
         var = made[var][0].invars[0]
     if var not in made:
         return None
@@ -347,7 +363,7 @@ def log_kept(jaxpr: Jaxpr, nonzero: Sequence[bool], part: Partition) -> None:
 
 def _logged(v: Var, made: dict[Var, tuple[JaxprEqn, int]], tags: dict[Var, frozenset[str]]) -> Residual:
     names = tags.get(v, frozenset())
-    while made[v][0].primitive.name in {"name", "reduce_precision"} and made[v][0].invars[0] in made:
+    while (_passes_on(made[v][0]) or _offloads(made[v][0])) and made[v][0].invars[0] in made:
         v = made[v][0].invars[0]
         names |= tags.get(v, frozenset())
     origin = _resolve(*made[v])
@@ -362,6 +378,6 @@ def _logged(v: Var, made: dict[Var, tuple[JaxprEqn, int]], tags: dict[Var, froze
 
 
 def kept_bytes(part: Partition) -> int:
-    """Bytes of what a checkpointed function keeps: inputs that its backward pass reads, and kept values."""
+    """Bytes of what a checkpointed function keeps on the device: inputs that its backward pass reads, and kept values."""
     leaves = part.linear.invars[: len(part.leaves) + part.num_kept]
-    return sum(aval_size(v.aval)[2] for v in leaves)
+    return sum(aval_size(v.aval)[2] for v in leaves if not on_host(v.aval))
