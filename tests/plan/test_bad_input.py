@@ -416,6 +416,32 @@ def test_a_program_that_never_compiles(failing_compiler: Any) -> None:
     assert error.floor_bytes == 0
 
 
+def test_a_leaf_that_is_no_array() -> None:
+    def f(model: Any, x: Any) -> Any:
+        return model["f"](x).sum()
+
+    for call in (
+        lambda: plan_of(f, {"f": jnp.sin}, X),
+        lambda: ar.saved_residuals(f, {"f": jnp.sin}, X),
+        lambda: ar.checkpoint(f)({"f": jnp.sin}, X),
+    ):
+        refused(
+            TypeError, call, "args[0]['f'] of `f` is <", "not a valid JAX type", "Cheapest fix: close over"
+        )
+
+
+def test_a_counter_among_the_parameters() -> None:
+    def f(p: Any) -> Any:
+        return (p["w"] ** 2).sum()
+
+    refused(
+        ar.DifferentiationError,
+        lambda: plan_of(f, {"w": X, "n": jnp.uint32(0)}),
+        "argument 0['n'] is uint32",
+        "Cheapest fix: pass counters",
+    )
+
+
 def test_what_is_no_function() -> None:
     refused(TypeError, lambda: ar.checkpoint(3), "needs a function, got 3")  # type: ignore[call-overload]
     refused(TypeError, lambda: plan_of(3, W, X), "not callable")  # type: ignore[arg-type]

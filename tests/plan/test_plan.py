@@ -455,17 +455,21 @@ def test_other_shapes() -> None:
     ws, x = arguments()
     plan = planned(mlp, MODELS[mlp])
     text = _refused(plan, mlp, ws, x[:64])
-    assert "The arguments differ: planned for (" in text
-    assert f"float32[{BATCH}, {WIDTH}]" in text
-    assert f"float32[64, {WIDTH}]" in text
-    assert f"got (bfloat16[{WIDTH}, {WIDTH}]" in _refused(
-        plan, mlp, jax.tree.map(lambda w: w.astype(jnp.bfloat16), ws), x
+    count = len(jax.tree.leaves((ws, x)))
+    assert (
+        f"The arguments differ, first in array {count - 1} of {count}: planned for float32[{BATCH}, {WIDTH}], "
+        f"got float32[64, {WIDTH}]." in text
+    )
+    assert (
+        f"first in array 0 of {count}: planned for float32[{WIDTH}, {WIDTH}], got bfloat16[{WIDTH}, {WIDTH}]"
+        in _refused(plan, mlp, jax.tree.map(lambda w: w.astype(jnp.bfloat16), ws), x)
     )
 
 
 def test_another_number_of_layers() -> None:
     ws, x = arguments()
-    assert "The arguments differ" in _refused(planned(mlp, MODELS[mlp]), mlp, ws[:2], x)
+    text = _refused(planned(mlp, MODELS[mlp]), mlp, ws[:2], x)
+    assert f"The arguments differ, first in array 2; planned for {len(ws) + 1}, got 3: planned for" in text
 
 
 def test_another_length_of_a_loop() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -153,7 +154,7 @@ def _mismatch(plan: Plan, graph: Graph, name: str) -> str:
         f"with {len(got) - 1}. "
     )
     if plan.signature[0] != got[0]:
-        detail = f"The arguments differ: planned for ({plan.signature[0]}), got ({got[0]}). "
+        detail = _first_difference(plan.signature[0], got[0])
     else:
         i = next((i for i, (a, b) in enumerate(zip(plan.signature, got, strict=False)) if a != b), None)
         if i is None:
@@ -163,6 +164,22 @@ def _mismatch(plan: Plan, graph: Graph, name: str) -> str:
                 f"They differ first at operation {i - 1}: planned for `{plan.signature[i]}`, got `{got[i]}`. "
             )
     return start + detail + "Cheapest fix: call autoremat.plan again for this function and these shapes."
+
+
+def _first_difference(planned: str, got: str) -> str:
+    """Where two lists of argument types differ first."""
+    before, after = (re.findall(r"[^\s,\[]+\[[^\]]*\]", text) for text in (planned, got))
+    i = next(
+        (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b),
+        min(len(before), len(after)),
+    )
+    then, now = (types[i] if i < len(types) else "nothing" for types in (before, after))
+    counts = (
+        f" of {len(before)}"
+        if len(before) == len(after)
+        else f"; planned for {len(before)}, got {len(after)}"
+    )
+    return f"The arguments differ, first in array {i}{counts}: planned for {then}, got {now}. "
 
 
 def plan(
@@ -245,7 +262,7 @@ def prepare(
     chosen = argnum_tuple(argnums, len(args))
     start = time.perf_counter()
     traced = trace(fun, args, chosen)
-    check_differentiable(traced, chosen, has_aux)
+    check_differentiable(traced, args, chosen, has_aux)
     options = default_compiler_options(name) if compiler_options is None else dict(compiler_options)
     candidates = Candidates(
         traced, args, chosen, isinstance(argnums, int), has_aux, name, options, progress or Silent()

@@ -110,7 +110,9 @@ def argnum_tuple(argnums: int | Sequence[int], num_args: int) -> tuple[int, ...]
     return tuple(n % num_args for n in given)
 
 
-def check_differentiable(traced: Traced, argnums: tuple[int, ...], has_aux: bool) -> None:
+def check_differentiable(
+    traced: Traced, args: Sequence[Any], argnums: tuple[int, ...], has_aux: bool
+) -> None:
     """Raise `DifferentiationError` where `jax.value_and_grad` would fail, with what to do about it."""
     if not traced.differentiated:
         dtypes = sorted({str(v.aval.dtype) for v in traced.jaxpr.invars if hasattr(v.aval, "dtype")})
@@ -118,6 +120,14 @@ def check_differentiable(traced: Traced, argnums: tuple[int, ...], has_aux: bool
             f"`autoremat.plan({traced.name}, ...)`: argument(s) {argnums} hold no floating-point array, so there is nothing "
             f"to differentiate; dtypes found: {dtypes}. Cheapest fix: set `argnums` to the argument with the parameters."
         )
+    for path, leaf in jax.tree_util.tree_leaves_with_path({n: args[n] for n in argnums}):
+        dtype = jax.numpy.result_type(leaf)
+        if not jax.numpy.issubdtype(dtype, jax.numpy.inexact):
+            raise DifferentiationError(
+                f"`autoremat.plan({traced.name}, ...)`: argument {path[0].key}{jax.tree_util.keystr(path[1:])} is {dtype}, and "  # type: ignore[attr-defined]
+                "`jax.grad` differentiates floating-point arrays only. Cheapest fix: pass counters, keys and flags in an argument of "
+                "their own."
+            )
     out = jax.tree.unflatten(traced.out_tree, traced.jaxpr.outvars)
     if has_aux:
         if not isinstance(out, tuple) or len(out) != 2:

@@ -196,13 +196,33 @@ def _trace_call_weakly(*args: Any) -> tuple[Jaxpr, tuple[Any, ...], Any]:
 _trace_call_cached = weakref_lru_cache(_trace_call_weakly)
 
 
+def _avals_of(fun: Callable[..., Any], call: Call, what: str) -> tuple[Any, ...]:
+    """The types of the leaves. Raises `TypeError` for one that is no array, by its place among the arguments."""
+    avals = []
+    for i, x in enumerate(call.leaves):
+        try:
+            avals.append(typeof(x))
+        except TypeError:
+            marked = call.rebuild([j == i for j in range(len(call.leaves))])
+            path = next(p for p, here in jax.tree_util.tree_leaves_with_path(marked) if here is True)
+            where = ("args" if path[0] == jax.tree_util.SequenceKey(0) else "kwargs") + jax.tree_util.keystr(
+                path[1:]
+            )
+            raise TypeError(
+                f"`{what}`: {where} of `{getattr(fun, '__name__', type(fun).__name__)}` is {x!r} of type {type(x).__name__}, which "
+                "is not a valid JAX type. Cheapest fix: close over what is no array (functools.partial), or split it off (in Equinox: "
+                "eqx.partition(model, eqx.is_array))."
+            ) from None
+    return tuple(avals)
+
+
 def trace_call(fun: Callable[..., Any], call: Call, what: str) -> tuple[Jaxpr, tuple[Any, ...], Any]:
     """Trace `fun` for the avals of a call.
 
     Returns a jaxpr `(constants, leaves) -> outs`, the values of the constants, and the tree of the output. The
     trace is cached on the identity of `fun`, for as long as `fun` lives, and so does what it closes over.
     """
-    avals = tuple(typeof(x) for x in call.leaves)
+    avals = _avals_of(fun, call, what)
     key = (call.tree, call.static_args, call.static_kwargs, call.num_args, avals, what)
     if not _can_be_cached(fun, key):
         return _trace_call(fun, *key)
