@@ -56,8 +56,8 @@ from autoremat.transform._fence import (
     policy_without_tangents,
 )
 from autoremat.transform._jaxpr import cached_by_jaxpr, live_eqns
+from autoremat.transform._log import log_kept
 from autoremat.transform._partition import BACKWARD_PASS
-from autoremat.transform._residuals import log_kept
 
 checkpoint_p = Primitive("autoremat_checkpoint")
 checkpoint_p.multiple_results = True

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
-
-import jax
 
 from autoremat._compat import (
     Jaxpr,
@@ -30,9 +27,6 @@ from autoremat.transform._linearize import Joint, linearize
 from autoremat.transform._partition import Partition
 from autoremat.transform._split import tags_of
 from autoremat.transform._trace_user import bind_call, trace_call
-
-_logger = logging.getLogger("autoremat")
-_config: Any = jax.config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +141,7 @@ def residuals_text(residuals: Residuals) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in residuals.notes)])
 
 
-def _residual(aval: Any, **fields: Any) -> Residual:
+def residual_of(aval: Any, **fields: Any) -> Residual:
     shape, dtype, nbytes = aval_size(aval)
     return Residual(
         shape=shape, dtype=dtype, nbytes=nbytes, type=short_aval(aval), offloaded=on_host(aval), **fields
@@ -166,15 +160,15 @@ def _inputs(joint: Joint, leading: int, num_inputs: int, names: Sequence[str]) -
                 if position < len(names) and names[position]
                 else f"at flattened index {position}"
             )
-            yield _residual(v.aval, kind="argument", source=name)
+            yield residual_of(v.aval, kind="argument", source=name)
         else:
-            yield _residual(v.aval, kind="constant")
+            yield residual_of(v.aval, kind="constant")
 
 
 def _origins(joint: Joint) -> dict[Var, str | None]:
     """The distinct demanded values, looked through tags and rounding; with the tag of each."""
     tags = tags_of(joint.forward_eqns)
-    through = {e.outvars[0]: e.invars[0] for e in joint.forward_eqns if _passes_on(e)}
+    through = {e.outvars[0]: e.invars[0] for e in joint.forward_eqns if passes_on(e)}
     found: dict[Var, str | None] = {}
     for v in joint.demanded:
         tag = next(iter(sorted(tags.get(v, ()))), None)
@@ -189,8 +183,8 @@ def _intermediates(joint: Joint) -> Iterator[Residual]:
     for eqn in joint.forward_eqns:
         for i, v in enumerate(eqn.outvars):
             if v in origins:
-                origin = _resolve(eqn, i)
-                yield _residual(
+                origin = resolve(eqn, i)
+                yield residual_of(
                     v.aval,
                     kind="intermediate",
                     name=origins[v] or origin.name,
@@ -208,7 +202,7 @@ class _Origin:
     iterations: int
 
 
-def _resolve(eqn: JaxprEqn, out: int, iterations: int = 1) -> _Origin:
+def resolve(eqn: JaxprEqn, out: int, iterations: int = 1) -> _Origin:
     """The innermost equation that makes output `out` of `eqn`."""
     name = eqn.primitive.name
     if name == "scan" and out >= scan_sizes(eqn.params)[1]:
@@ -250,12 +244,12 @@ def _bodies(eqn: JaxprEqn) -> list[Jaxpr]:
     return []
 
 
-def _passes_on(eqn: JaxprEqn) -> bool:
+def passes_on(eqn: JaxprEqn) -> bool:
     """Whether an equation only tags or rounds its input."""
     return eqn.primitive.name in {"name", "reduce_precision"} and is_var(eqn.invars[0])
 
 
-def _offloads(eqn: JaxprEqn) -> bool:
+def offloads(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name == "device_put" and on_host(eqn.outvars[0].aval) and is_var(eqn.invars[0])
 
 
@@ -263,12 +257,12 @@ def _resolve_var(jaxpr: Jaxpr, var: Any, iterations: int) -> _Origin | None:
     """What makes a variable inside a jaxpr; `None` if it is an input."""
     tag = next(iter(sorted(tags_of(jaxpr.eqns).get(var, ()))), None)
     made = {v: (e, i) for e in jaxpr.eqns for i, v in enumerate(e.outvars)}
-    while var in made and (_passes_on(made[var][0]) or _offloads(made[var][0])):
+    while var in made and (passes_on(made[var][0]) or offloads(made[var][0])):
         tag = tag or next(iter(sorted(tags_of(jaxpr.eqns).get(made[var][0].invars[0], ()))), None)
         var = made[var][0].invars[0]
     if var not in made:
         return None
-    found = _resolve(*made[var], iterations)
+    found = resolve(*made[var], iterations)
     return _Origin(found.primitive, found.source, tag or found.name, found.iterations)
 
 
@@ -340,40 +334,6 @@ def _useless(eqn: JaxprEqn, nonzero: tuple[bool, ...]) -> str | None:
     return (
         f"the checkpoint of {where} frees nothing: it keeps {kept:,} B, the function without it {plain:,} B, {again}. "
         "Cheapest fix: leave it out, or put it round a larger part."
-    )
-
-
-def log_kept(jaxpr: Jaxpr, nonzero: Sequence[bool], part: Partition) -> None:
-    """Log what a checkpoint keeps, as `jax.checkpoint` does: at DEBUG, or as a warning under `jax_log_checkpoint_residuals`."""
-    level = logging.WARNING if _config.jax_log_checkpoint_residuals else logging.DEBUG
-    if not _logger.isEnabledFor(level):
-        return
-    inputs = [v.aval for i, v in enumerate(jaxpr.invars) if i in part.leaves]
-    made = {v: (e, i) for e in part.forward.eqns for i, v in enumerate(e.outvars)}
-    tags = tags_of(part.forward.eqns)
-    kept = [part.forward.outvars[i] for i in part.kept_results]
-    found = [_logged(v, made, tags) for v in kept if v in made]
-    lines = [f"  {short_aval(a)}" for a in inputs]
-    text = "saving inputs with shapes:\n" + "\n".join(lines) if inputs else ""
-    if found:
-        text += "\nand " if inputs else ""
-        text += "saving these intermediates:\n" + "\n".join(f"  {r.type} {r.description}" for r in found)
-    _logger.log(level, "remat-decorated function %s", text or "saving nothing")
-
-
-def _logged(v: Var, made: dict[Var, tuple[JaxprEqn, int]], tags: dict[Var, frozenset[str]]) -> Residual:
-    names = tags.get(v, frozenset())
-    while (_passes_on(made[v][0]) or _offloads(made[v][0])) and made[v][0].invars[0] in made:
-        v = made[v][0].invars[0]
-        names |= tags.get(v, frozenset())
-    origin = _resolve(*made[v])
-    return _residual(
-        v.aval,
-        kind="intermediate",
-        name=", ".join(sorted(names)) or None,
-        source=origin.source,
-        primitive=origin.primitive,
-        iterations=origin.iterations,
     )
 
 
