@@ -111,7 +111,7 @@ def _scan(f: Function) -> Function:
     return looped
 
 
-def _shard_map(f: Function) -> Function:
+def _shard_map(f: Function, check_vma: bool = False) -> Function:
     mesh = Mesh(np.array(jax.devices()[:2]), ("i",))
 
     def local(vec: Any, mat: Any) -> Pair:
@@ -119,7 +119,9 @@ def _shard_map(f: Function) -> Function:
         return lax.pmean(v, "i"), m[None]
 
     def sharded(vec: Any, mat: Any) -> Pair:
-        run = jax.shard_map(local, mesh=mesh, in_specs=(Spec("i"), Spec("i")), out_specs=(Spec(), Spec("i")))
+        specs: Any = dict(in_specs=(Spec("i"), Spec("i")), out_specs=(Spec(), Spec("i")))
+        # With check_vma, some programs with a `cond` fail (test_shard_map_that_checks_varying_axes).
+        run = jax.shard_map(local, mesh=mesh, check_vma=check_vma, **specs)
         v, m = run(jnp.stack([vec, -vec]), jnp.stack([mat, mat.T]))
         return v, m[0] - m[1]
 
@@ -206,3 +208,14 @@ def test_stacks(program: Program, stack: tuple[str, ...], inner: Policy, outer: 
     )
     _assert_same(ours, plain)
     _assert_same(ours, theirs)
+
+
+@pytest.mark.xfail(
+    reason="a branch that runs again mixes varying and unvarying values", raises=ValueError, strict=True
+)
+def test_shard_map_that_checks_varying_axes() -> None:
+    """A `cond` in a branch, its predicate batched by a `vmap`, in a shard_map that checks varying axes."""
+    inner = ("cond", 2, 0, 5, ((("scatter", 0, 4, 3, ()),), ()))
+    program = (("cond", 0, 3, 0, ((), (inner,))),)
+    vmapped = _vmap(OURS.wrap(base(program, Policy(None), OURS), Policy(None)))
+    jax.make_jaxpr(jax.grad(_loss(_shard_map(vmapped, check_vma=True)), (0, 1)))(*arguments(132)[:2])

@@ -28,7 +28,15 @@ from autoremat._compat import (
     without_internal_refs,
 )
 from autoremat._errors import EffectError
-from autoremat.transform._jaxpr import _Inliner, cached_by_jaxpr, free_vars, is_var, live_eqns, subjaxprs
+from autoremat.transform._jaxpr import (
+    _Inliner,
+    cached_by_jaxpr,
+    called_jaxpr,
+    free_vars,
+    is_var,
+    live_eqns,
+    subjaxprs,
+)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -138,8 +146,13 @@ def _check_references(
 
 
 def _is_flat(eqns: Sequence[JaxprEqn]) -> bool:
-    """Whether no equation has a program inside, custom derivatives of forward mode aside."""
-    return all(e.primitive.name == "custom_jvp_call" or not subjaxprs(e) for e in eqns)
+    """Whether no equation has a program inside, custom derivatives of forward mode and calls that are inlined aside."""
+    return all(
+        e.primitive.name == "custom_jvp_call"
+        or not (inner := subjaxprs(e))
+        or (called_jaxpr(e) is not None and all(_is_flat(j.eqns) for j in inner))
+        for e in eqns
+    )
 
 
 def _mixes(eqns: Sequence[JaxprEqn], tangents: Sequence[Var]) -> bool:
