@@ -65,18 +65,28 @@ def _can_carry(aval: Any) -> bool:
     return any(jnp.issubdtype(dtype, kind) for kind in (jnp.number, jnp.bool_, jax.dtypes.prng_key))
 
 
-def hidden_zero(cotangents: Sequence[Any]) -> Any:
-    """A float32 zero, never negative, that depends on an element of each floating-point cotangent; `None` without any."""
+def hidden_zero(cotangents: Sequence[Any], start: Any = None) -> Any:
+    """A float32 zero, never negative, that depends on an element of each floating-point cotangent; `None` without any.
+
+    With `start`, another such zero, the elements are looked up at an index that is computed from it: a compiler that knows the
+    index computes the one element by itself, and puts off the rest.
+    """
     zero = None
     for ct in cotangents:
         if not jnp.issubdtype(ct.dtype, jnp.inexact) or ct.size == 0:
             continue
         # It is a constant to higher derivatives: the derivative of a `where` can spread what its value does not.
-        element = lax.stop_gradient(lax.slice(ct, (0,) * ct.ndim, (1,) * ct.ndim).reshape(()))
-        element = jnp.real(element).astype(jnp.float32)
+        element = jnp.real(lax.stop_gradient(_element(ct, start))).astype(jnp.float32)
         own = jnp.where(jnp.isfinite(element), jnp.abs(element * 0.0), 0.0)
         zero = own if zero is None else zero + own
     return zero
+
+
+def _element(x: Any, start: Any) -> Any:
+    if start is None:
+        return lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(())
+    index = (start != 0).astype(jnp.int32)
+    return lax.dynamic_slice(x, (index,) * x.ndim, (1,) * x.ndim).reshape(())
 
 
 def depend_on(x: Any, zero: Any) -> Any:
@@ -99,7 +109,9 @@ def finish_before(outs: Sequence[Any], carried: Sequence[bool]) -> list[Any]:
     others = [o for o, c in zip(outs, carried, strict=True) if not c]
     if not others or not any(carried):
         return list(outs)
-    zero = hidden_zero(lax.optimization_barrier(others))
+    zero = hidden_zero(
+        lax.optimization_barrier(others), hidden_zero([o for o, c in zip(outs, carried, strict=True) if c])
+    )
     if zero is None:
         return list(outs)
     return [depend_on(o, zero) if c else o for o, c in zip(outs, carried, strict=True)]
