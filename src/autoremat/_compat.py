@@ -74,6 +74,9 @@ ConcretizationTypeError = jax.errors.ConcretizationTypeError
 # JAX >= 0.11 made ClosedJaxpr an alias of Jaxpr (with `consts`); drop when the minimum is 0.11
 _CLOSED_IS_OPEN = jex.ClosedJaxpr is jex.Jaxpr
 
+# XLA for CPU up to JAX 0.10 fuses a sum into all of its readers, however large they are; drop when the minimum is 0.11
+FUSES_INTO_READERS = jax.__version_info__ < (0, 11)
+
 # JAX >= 0.12 hands dead-code rules a list of live inputs; drop when the minimum is 0.12
 _DCE_HAS_LIVE_INS = tuple(int(x) for x in jax.__version__.split(".")[:2]) >= (0, 12)
 

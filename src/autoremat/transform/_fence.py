@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autoremat._compat import Jaxpr, Var
+from autoremat._compat import FUSES_INTO_READERS, Jaxpr, Var
 from autoremat.graph._trace import aval_size
 from autoremat.transform._jaxpr import is_var
 
@@ -114,7 +114,20 @@ def finish_before(outs: Sequence[Any], carried: Sequence[bool]) -> list[Any]:
     )
     if zero is None:
         return list(outs)
-    return [depend_on(o, zero) if c else o for o, c in zip(outs, carried, strict=True)]
+    tie = _touch if FUSES_INTO_READERS else depend_on
+    return [tie(o, zero) if c else o for o, c in zip(outs, carried, strict=True)]
+
+
+def _touch(x: Any, zero: Any) -> Any:
+    """As `depend_on`, by writing one element of `x` again: what it is written into is an array that is there.
+
+    Some compilers compute `x - z` anew in each of its readers, and keep all that `x` is computed from until the last.
+    """
+    if not jnp.issubdtype(x.dtype, jnp.inexact) or x.size == 0 or not x.ndim:
+        return depend_on(x, zero)
+    index = ((zero != 0).astype(jnp.int32),) * x.ndim
+    element = lax.dynamic_slice(x, index, (1,) * x.ndim)
+    return lax.dynamic_update_slice(x, depend_on(element, zero), index)
 
 
 def policy_for_linear(policy: Any, nonzero: Sequence[bool]) -> Any:
