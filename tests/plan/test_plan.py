@@ -527,3 +527,22 @@ def test_the_hull_of_a_frontier_is_convex() -> None:
         for a, b in itertools.pairwise(found)
     ]
     assert all(s <= t * (1 + 1e-9) for s, t in itertools.pairwise(slopes))
+
+
+def test_unrolled_layers_give_back_what_is_recomputed() -> None:
+    """On every version, also where the compiler drops barriers before it schedules (CPU, JAX 0.10)."""
+
+    def layer(x: Any, w: Any) -> Any:
+        return jnp.tanh(jnp.sin(x @ w) * jax.nn.gelu(x))
+
+    def loss(ws: Any, x: Any) -> Any:
+        for w in ws:
+            x = layer(x, w)
+        return (x**2).mean()
+
+    args = [jnp.eye(128) * 0.5] * 8, jax.random.normal(jax.random.key(0), (512, 128))
+    plan = ar.plan(loss, *args, budget="53%", effort="fast")
+    assert plan.peak_bytes <= plan.budget_bytes
+    np.testing.assert_allclose(
+        jax.grad(plan.apply(loss))(*args)[0], jax.grad(loss)(*args)[0], rtol=1e-5, atol=1e-9
+    )
