@@ -85,7 +85,7 @@ def _working_set(eqn: JaxprEqn) -> int:
 
 def _largest(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
     """The operations with the largest operands and results, one of each shape. Fusible ones have no buffers of their own."""
-    heavy = [e for e in _all_eqns(eqns) if not is_fusible(e.primitive.name)]
+    heavy = [e for e in _all_eqns(eqns) if not is_fusible(e.primitive.name) and not _is_fence(e)]
     heavy.sort(key=_working_set, reverse=True)
     seen: set[Any] = set()
     chosen = []
@@ -97,9 +97,16 @@ def _largest(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
         if len(chosen) == 3 * TRIED:
             break
     # Operations on large operands differ by what the compiler needs besides: try one of each primitive first.
-    first = {e.primitive.name: e for e in reversed(chosen)}
-    rest = [e for e in chosen if e not in first.values()]
+    first: dict[str, JaxprEqn] = {}
+    for eqn in chosen:
+        first.setdefault(eqn.primitive.name, eqn)
+    rest = [e for e in chosen if e is not first[e.primitive.name]]
     return [*first.values(), *rest][:TRIED]
+
+
+def _is_fence(eqn: JaxprEqn) -> bool:
+    """Whether an equation writes a single element, as the fence of a stage does: it is not the user's."""
+    return eqn.primitive.name == "dynamic_update_slice" and eqn.invars[1].aval.size == 1
 
 
 def compiled_alone(eqn: JaxprEqn, like: Jaxpr, options: dict[str, Any]) -> int:
