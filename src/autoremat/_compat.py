@@ -78,7 +78,7 @@ _CLOSED_IS_OPEN = jex.ClosedJaxpr is jex.Jaxpr
 FUSES_INTO_READERS = jax.__version_info__ < (0, 11)
 
 # JAX >= 0.12 hands dead-code rules a list of live inputs; drop when the minimum is 0.12
-_DCE_HAS_LIVE_INS = tuple(int(x) for x in jax.__version__.split(".")[:2]) >= (0, 12)
+_DCE_HAS_LIVE_INS = jax.__version_info__ >= (0, 12)
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Jaxpr, tuple[Any, ...]]:
@@ -314,6 +314,22 @@ def without_internal_refs(jaxpr: Jaxpr) -> Jaxpr:
     return jaxpr if consts else discharged
 
 
+def _spread(params: dict[str, Any], prevent_cse: Any, new: int, widths: Sequence[int]) -> dict[str, Any]:
+    """The parameters of a checkpoint or of a linear part with `new` operands in front and `widths[i]` in place of operand i.
+
+    It is another program than that before a `vmap`.
+    """
+    changed = dict(params, prevent_cse=prevent_cse)
+    if isinstance(prevent_cse, tuple):
+        flags = [f for f, n in zip(prevent_cse, widths, strict=False) for _ in range(n)]
+        changed["prevent_cse"] = (*(False for _ in range(new)), *flags)
+    if "num_leaves" in params:
+        changed["num_leaves"] = new + sum(widths[: params["num_leaves"]])
+    if "origin" in params:
+        changed["origin"] = None
+    return changed
+
+
 def register_checkify_rule(primitive: Primitive) -> None:
     """Let `jax.experimental.checkify` look inside a primitive: the error state goes in and comes out as values."""
 
@@ -327,14 +343,9 @@ def register_checkify_rule(primitive: Primitive) -> None:
             *context, close_jaxpr(jaxpr), enabled, tree, *avals
         )
         checked, consts = open_jaxpr(closed)
-        checked, num_new = hoist_constants(checked), len(consts) + len(state)
-        if isinstance(prevent_cse, tuple):
-            prevent_cse = (*(False for _ in range(num_new)), *prevent_cse)
-        if "num_leaves" in params:
-            params["num_leaves"] += num_new
-        if "origin" in params:
-            params["origin"] = None
-        outs = primitive.bind(*consts, *state, *args, jaxpr=checked, prevent_cse=prevent_cse, **params)
+        new = [*consts, *state]
+        params = _spread(params, prevent_cse, len(new), [1] * len(args))
+        outs = primitive.bind(*new, *args, jaxpr=hoist_constants(checked), **params)
         return jax.tree.unflatten(out_tree, outs)
 
     _checkify.error_checks[primitive] = rule
@@ -351,18 +362,9 @@ def register_lojax_rule(primitive: Primitive) -> None:
         low: list[list[Any]] = []
         for aval, x in zip(jaxpr.in_avals if _CLOSED_IS_OPEN else jaxpr.in_aval_qdds, args, strict=True):
             low.append(list(aval.read_loval(x) if getattr(aval, "has_qdd", False) else aval.lower_val(x)))
-        if isinstance(prevent_cse, tuple):
-            spread = [f for f, vals in zip(prevent_cse, low, strict=False) for _ in vals]
-            prevent_cse = (*(False for _ in consts), *spread)
-        if "num_leaves" in params:
-            leaves = params["num_leaves"]
-            params["num_leaves"] = len(consts) + sum(map(len, low[:leaves]))
-        if "origin" in params:
-            params["origin"] = None
+        params = _spread(params, prevent_cse, len(consts), [len(vals) for vals in low])
         flat = [x for vals in low for x in vals]
-        return primitive.bind(
-            *consts, *flat, jaxpr=hoist_constants(lowered), prevent_cse=prevent_cse, **params
-        )
+        return primitive.bind(*consts, *flat, jaxpr=hoist_constants(lowered), **params)
 
     primitive.to_lojax = to_lojax
 

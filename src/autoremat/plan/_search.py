@@ -165,16 +165,10 @@ class Search:
         return low, high
 
     def _between(self, variant: int, splits: Sequence[int]) -> None:
-        """Bisect the splits between two neighbours: the one that recomputes most first, as none may fit."""
-        if not splits or not self._fits_at(variant, splits[-1]):
-            return
-        low, high = -1, len(splits) - 1
-        while high - low > 1 and not self._close(variant, splits[high]):
-            middle = (low + high) // 2
-            if self._fits_at(variant, splits[middle]):
-                high = middle
-            else:
-                low = middle
+        """Try the splits between two neighbours, from the one that recomputes most, as long as they fit."""
+        for index in reversed(splits):
+            if not self._fits_at(variant, index) or self._close(variant, index):
+                break
 
     def _fits_at(self, variant: int, index: int) -> bool:
         measured = self._measure(variant, index)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from autoremat._compat import Jaxpr, JaxprEqn, Var, short_aval
 from autoremat.transform._partition import Partition
-from autoremat.transform._residuals import Residual, offloads, passes_on, residual_of, resolve
+from autoremat.transform._residuals import Residual, hands_on, intermediate, resolve
 from autoremat.transform._split import tags_of
 
 _logger = logging.getLogger("autoremat")
 _config: Any = jax.config
 
 
-def log_kept(jaxpr: Jaxpr, nonzero: Sequence[bool], part: Partition) -> None:
+def log_kept(jaxpr: Jaxpr, part: Partition) -> None:
     """Log what a checkpoint keeps, as `jax.checkpoint` does: at DEBUG, or as a warning under `jax_log_checkpoint_residuals`."""
     level = logging.WARNING if _config.jax_log_checkpoint_residuals else logging.DEBUG
     if not _logger.isEnabledFor(level):
@@ -37,15 +36,7 @@ def log_kept(jaxpr: Jaxpr, nonzero: Sequence[bool], part: Partition) -> None:
 
 def _logged(v: Var, made: dict[Var, tuple[JaxprEqn, int]], tags: dict[Var, frozenset[str]]) -> Residual:
     names = tags.get(v, frozenset())
-    while (passes_on(made[v][0]) or offloads(made[v][0])) and made[v][0].invars[0] in made:
+    while hands_on(made[v][0]) and made[v][0].invars[0] in made:
         v = made[v][0].invars[0]
         names |= tags.get(v, frozenset())
-    origin = resolve(*made[v])
-    return residual_of(
-        v.aval,
-        kind="intermediate",
-        name=", ".join(sorted(names)) or None,
-        source=origin.source,
-        primitive=origin.primitive,
-        iterations=origin.iterations,
-    )
+    return intermediate(v.aval, resolve(*made[v]), ", ".join(sorted(names)) or None)

@@ -57,7 +57,7 @@ from autoremat.transform._fence import (
 )
 from autoremat.transform._jaxpr import cached_by_jaxpr, live_eqns
 from autoremat.transform._log import log_kept
-from autoremat.transform._partition import BACKWARD_PASS
+from autoremat.transform._partition import BACKWARD_PASS, Partition
 
 checkpoint_p = Primitive("autoremat_checkpoint")
 checkpoint_p.multiple_results = True
@@ -147,19 +147,27 @@ def _is_jitted(jaxpr: Jaxpr) -> bool:
     return len(jaxpr.eqns) == 1 and jaxpr.eqns[0].primitive.name in {"jit", "pjit"} and not jaxpr.effects
 
 
+def _nonzero(tangents: Sequence[Any]) -> tuple[bool, ...]:
+    return tuple(type(t) is not Zero for t in tangents)
+
+
+def _partition(tangents: Sequence[Any], jaxpr: Jaxpr, policy: Any, origin: Origin | None = None) -> Partition:
+    """The partition of a program that may be differentiated. Raises `EffectError` for one that may not."""
+    _check_effects(jaxpr)
+    return partition_of(jaxpr, _nonzero(tangents), policy, origin)
+
+
 def _differentiate(
     primals: Sequence[Any],
     tangents: Sequence[Any],
     jaxpr: Jaxpr,
+    part: Partition,
     policy: Any,
     prevent_cse: Flags,
     differentiated: bool,
-    origin: Origin | None = None,
 ) -> tuple[list[Any], list[Any]]:
     """`(primals, tangents) -> (outs, tangents out)`: the forward part, and the linear part on what it keeps."""
-    _check_effects(jaxpr)
-    nonzero = tuple(type(t) is not Zero for t in tangents)
-    part = partition_of(jaxpr, nonzero, policy, origin)
+    nonzero = _nonzero(tangents)
     # The user compiled this function: outside `jit`, its two parts are compiled as well.
     compiled = _is_jitted(jaxpr) and not isinstance(policy, GraphPolicy)
     forward, linear = (_jitted_cached(j) if compiled else j for j in (part.forward, part.linear))
@@ -209,9 +217,9 @@ def _checkpoint_jvp(
     differentiated: bool,
     origin: Any,
 ) -> Any:
-    nonzero = tuple(type(t) is not Zero for t in tangents)
-    log_kept(jaxpr, nonzero, partition_of(jaxpr, nonzero, policy, origin))
-    return _differentiate(primals, tangents, jaxpr, policy, prevent_cse, differentiated, origin)
+    part = _partition(tangents, jaxpr, policy, origin)
+    log_kept(jaxpr, part)
+    return _differentiate(primals, tangents, jaxpr, part, policy, prevent_cse, differentiated)
 
 
 ad.primitive_jvps[checkpoint_p] = _checkpoint_jvp
@@ -235,9 +243,9 @@ def _linear_jvp(
         *_flags(prevent_cse, num_leaves),
         *(any(_flags(prevent_cse, num_leaves)) for _ in linear_tangents),
     )
-    return _differentiate(
-        primals, tangents, _without_repeats_cached(jaxpr), policy, flags if any(flags) else False, False
-    )
+    pure = _without_repeats_cached(jaxpr)
+    part = _partition(tangents, pure, policy)
+    return _differentiate(primals, tangents, pure, part, policy, flags if any(flags) else False, False)
 
 
 ad.primitive_jvps[linear_p] = _linear_jvp

@@ -141,7 +141,7 @@ def residuals_text(residuals: Residuals) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in residuals.notes)])
 
 
-def residual_of(aval: Any, **fields: Any) -> Residual:
+def _residual(aval: Any, **fields: Any) -> Residual:
     shape, dtype, nbytes = aval_size(aval)
     return Residual(
         shape=shape, dtype=dtype, nbytes=nbytes, type=short_aval(aval), offloaded=on_host(aval), **fields
@@ -160,15 +160,15 @@ def _inputs(joint: Joint, leading: int, num_inputs: int, names: Sequence[str]) -
                 if position < len(names) and names[position]
                 else f"at flattened index {position}"
             )
-            yield residual_of(v.aval, kind="argument", source=name)
+            yield _residual(v.aval, kind="argument", source=name)
         else:
-            yield residual_of(v.aval, kind="constant")
+            yield _residual(v.aval, kind="constant")
 
 
 def _origins(joint: Joint) -> dict[Var, str | None]:
     """The distinct demanded values, looked through tags and rounding; with the tag of each."""
     tags = tags_of(joint.forward_eqns)
-    through = {e.outvars[0]: e.invars[0] for e in joint.forward_eqns if passes_on(e)}
+    through = {e.outvars[0]: e.invars[0] for e in joint.forward_eqns if _passes_on(e)}
     found: dict[Var, str | None] = {}
     for v in joint.demanded:
         tag = next(iter(sorted(tags.get(v, ()))), None)
@@ -184,14 +184,7 @@ def _intermediates(joint: Joint) -> Iterator[Residual]:
         for i, v in enumerate(eqn.outvars):
             if v in origins:
                 origin = resolve(eqn, i)
-                yield residual_of(
-                    v.aval,
-                    kind="intermediate",
-                    name=origins[v] or origin.name,
-                    source=origin.source,
-                    primitive=origin.primitive,
-                    iterations=origin.iterations,
-                )
+                yield intermediate(v.aval, origin, origins[v] or origin.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +193,18 @@ class _Origin:
     source: str
     name: str | None
     iterations: int
+
+
+def intermediate(aval: Any, origin: _Origin, name: str | None) -> Residual:
+    """The residual of a value that the function makes."""
+    return _residual(
+        aval,
+        kind="intermediate",
+        name=name,
+        source=origin.source,
+        primitive=origin.primitive,
+        iterations=origin.iterations,
+    )
 
 
 def resolve(eqn: JaxprEqn, out: int, iterations: int = 1) -> _Origin:
@@ -244,20 +249,22 @@ def _bodies(eqn: JaxprEqn) -> list[Jaxpr]:
     return []
 
 
-def passes_on(eqn: JaxprEqn) -> bool:
+def _passes_on(eqn: JaxprEqn) -> bool:
     """Whether an equation only tags or rounds its input."""
     return eqn.primitive.name in {"name", "reduce_precision"} and is_var(eqn.invars[0])
 
 
-def offloads(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name == "device_put" and on_host(eqn.outvars[0].aval) and is_var(eqn.invars[0])
+def hands_on(eqn: JaxprEqn) -> bool:
+    """Whether an equation only tags, rounds or offloads its input."""
+    offloads = eqn.primitive.name == "device_put" and on_host(eqn.outvars[0].aval) and is_var(eqn.invars[0])
+    return _passes_on(eqn) or offloads
 
 
 def _resolve_var(jaxpr: Jaxpr, var: Any, iterations: int) -> _Origin | None:
     """What makes a variable inside a jaxpr; `None` if it is an input."""
     tag = next(iter(sorted(tags_of(jaxpr.eqns).get(var, ()))), None)
     made = {v: (e, i) for e in jaxpr.eqns for i, v in enumerate(e.outvars)}
-    while var in made and (passes_on(made[var][0]) or offloads(made[var][0])):
+    while var in made and hands_on(made[var][0]):
         tag = tag or next(iter(sorted(tags_of(jaxpr.eqns).get(made[var][0].invars[0], ()))), None)
         var = made[var][0].invars[0]
     if var not in made:
