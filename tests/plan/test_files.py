@@ -65,7 +65,8 @@ def _plan(**changes: Any) -> ar.Plan:
         grouping="one stage a unit",
         decisions=(Block(0, 4, _policy()), LoopBlock(5, (inner, Block(2, 3, _policy(price=Fraction(0)))))),
         notes=("A note.",),
-        signature=("float32[3]", "sin"),
+        arguments=("float32[3]",),
+        operations=("sin",),
         environment=environment(),
     )
     return ar.Plan(**fields | changes)
@@ -75,7 +76,7 @@ def _plan(**changes: Any) -> ar.Plan:
     "changes",
     [
         {},
-        {"decisions": (), "notes": (), "signature": (), "compiler_options": {}},
+        {"decisions": (), "notes": (), "arguments": (), "operations": (), "compiler_options": {}},
         {"memory": dataclasses.replace(_plan().memory, flops=None)},
     ],
 )

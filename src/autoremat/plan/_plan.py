@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import re
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +44,7 @@ class Plan:
     - `seconds`: planning time without compilations; `compile_seconds` of those; `compiles` how many they were.
     - `decisions`: which stages are checkpoints, and which values each keeps.
     - `compiler_options`: what the peak was verified under. Pass them to `jax.jit`: what is verified must be what runs.
+    - `arguments`, `operations`: types and primitives of the function, to say how another one differs.
     - `environment`: the versions and flags under which the peak was verified.
     - `notes`: what a user should know, in sentences.
     """
@@ -67,7 +68,8 @@ class Plan:
     grouping: str
     decisions: Decisions
     notes: tuple[str, ...] = ()
-    signature: tuple[str, ...] = field(default=(), repr=False)
+    arguments: tuple[str, ...] = field(default=(), repr=False)
+    operations: tuple[str, ...] = field(default=(), repr=False)
     environment: dict[str, str] = field(default_factory=dict[str, str], repr=False)
 
     def apply(self, fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,45 +143,36 @@ def summarize(plan: Plan) -> dict[str, Any]:
     }
 
 
-def signature_of(graph: Graph) -> tuple[str, ...]:
-    """The arguments and the operations of a graph in short, to say what differs between two of them."""
-    inputs = ", ".join(f"{graph.values[i].dtype}{list(graph.values[i].shape)}" for i in graph.inputs)
-    return (inputs, *(op.primitive for op in graph.ops))
+def argument_types(graph: Graph) -> tuple[str, ...]:
+    """The dtype and shape of each argument array of a graph."""
+    return tuple(f"{graph.values[i].dtype}{list(graph.values[i].shape)}" for i in graph.inputs)
 
 
 def _mismatch(plan: Plan, graph: Graph, name: str) -> str:
-    got = signature_of(graph)
+    types, ops = argument_types(graph), tuple(op.primitive for op in graph.ops)
     start = (
-        f"this plan was made for `{plan.function}` with {len(plan.signature) - 1} operations, and was applied to `{name}` "
-        f"with {len(got) - 1}. "
+        f"this plan was made for `{plan.function}` with {len(plan.operations)} operations, and was applied to `{name}` "
+        f"with {len(ops)}. "
     )
-    if plan.signature[0] != got[0]:
-        detail = _first_difference(plan.signature[0], got[0])
+    if plan.arguments != types:
+        i, then, now = _first_difference(plan.arguments, types)
+        same_number = len(plan.arguments) == len(types)
+        counts = (
+            f" of {len(types)}" if same_number else f"; planned for {len(plan.arguments)}, got {len(types)}"
+        )
+        detail = f"The arguments differ, first in array {i}{counts}: planned for {then}, got {now}. "
+    elif plan.operations[: len(ops)] == ops[: len(plan.operations)]:
+        detail = "The first operations are the same; their shapes, parameters or number differ. "
     else:
-        i = next((i for i, (a, b) in enumerate(zip(plan.signature, got, strict=False)) if a != b), None)
-        if i is None:
-            detail = "The first operations are the same; their shapes, parameters or number differ. "
-        else:
-            detail = (
-                f"They differ first at operation {i - 1}: planned for `{plan.signature[i]}`, got `{got[i]}`. "
-            )
+        i, then, now = _first_difference(plan.operations, ops)
+        detail = f"They differ first at operation {i}: planned for `{then}`, got `{now}`. "
     return start + detail + "Cheapest fix: call autoremat.plan again for this function and these shapes."
 
 
-def _first_difference(planned: str, got: str) -> str:
-    """Where two lists of argument types differ first."""
-    before, after = (re.findall(r"[^\s,\[]+\[[^\]]*\]", text) for text in (planned, got))
-    i = next(
-        (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b),
-        min(len(before), len(after)),
-    )
-    then, now = (types[i] if i < len(types) else "nothing" for types in (before, after))
-    counts = (
-        f" of {len(before)}"
-        if len(before) == len(after)
-        else f"; planned for {len(before)}, got {len(after)}"
-    )
-    return f"The arguments differ, first in array {i}{counts}: planned for {then}, got {now}. "
+def _first_difference(planned: Sequence[str], got: Sequence[str]) -> tuple[int, str, str]:
+    """Where two sequences differ first, and what stands there in each."""
+    pairs = itertools.zip_longest(planned, got, fillvalue="nothing")
+    return next((i, a, b) for i, (a, b) in enumerate(pairs) if a != b)
 
 
 def plan(
@@ -298,7 +291,8 @@ def _to_plan(
         grouping="as it is" if chosen.index < 0 else candidates.record.variants[chosen.variant].name,
         decisions=candidates.decisions(chosen.variant, chosen.index),
         notes=tuple(_notes(chosen, baseline, traced.dissolved)),
-        signature=signature_of(traced.graph),
+        arguments=argument_types(traced.graph),
+        operations=tuple(op.primitive for op in traced.graph.ops),
         environment=environment(),
     )
 
