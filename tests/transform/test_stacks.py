@@ -25,8 +25,9 @@ from jax.sharding import PartitionSpec as Spec
 
 import autoremat as ar
 from autoremat._errors import UnmatchedNameWarning
+from support.compare import assert_same
 from support.interpreter import interpreted
-from support.programs import NAMES, N, Program, arguments, as_function, programs
+from support.programs import NAMES, N, Program, arguments, as_function, programs, without_reverse_rules
 
 Pair = tuple[Any, Any]
 Function = Callable[[Any, Any], Pair]  # (vector, matrix) -> (vector, matrix), so that transformations stack
@@ -186,28 +187,18 @@ def _settings() -> Iterator[None]:
         yield
 
 
-def _without_reverse_rules(program: Program) -> Program:
-    """JAX refuses forward mode through a `custom_vjp`."""
-    return tuple(i for i in program if "'custom'" not in repr(i))
-
-
-def _assert_same(got: Any, want: Any) -> None:
-    for a, e in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, e, rtol=1e-8, atol=1e-8 * (1 + np.max(np.abs(e))))
-
-
 @settings(max_examples=settings().max_examples * 4)
 @given(program=programs, stack=_stacks, inner=_policies, outer=_policies, seed=st.integers(0, 2**16))
 def test_stacks(program: Program, stack: tuple[str, ...], inner: Policy, outer: Policy, seed: int) -> None:
     if "jvp" in stack or stack.count("grad"):
-        program = _without_reverse_rules(program)  # reverse mode twice needs forward mode inside
+        program = without_reverse_rules(program)  # reverse mode twice needs forward mode inside
     run = jax.jit if "shard_map" in stack else interpreted
     args = arguments(seed)[:2]
     ours, theirs, plain = (
         run(stacked(program, stack, inner, outer, way))(*args) for way in (OURS, THEIRS, PLAIN)
     )
-    _assert_same(ours, plain)
-    _assert_same(ours, theirs)
+    assert_same(ours, plain, rtol=1e-8)
+    assert_same(ours, theirs, rtol=1e-8)
 
 
 @pytest.mark.xfail(
