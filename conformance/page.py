@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -45,12 +45,11 @@ class Report:
     sources: str
     files: Sequence[FileResult]
     reasons: Sequence[Reason]
-    partial: bool = False
-    failing: dict[str, str] = field(init=False)
 
-    def __post_init__(self) -> None:
-        found = {f"{f.name}::{case}": text for f in self.files for case, text in f.failed.items()}
-        object.__setattr__(self, "failing", found)
+    @property
+    def failing(self) -> dict[str, str]:
+        """The live cases that fail with ours, and what each said."""
+        return {f"{f.name}::{case}": text for f in self.files for case, text in f.failed.items()}
 
     @property
     def live(self) -> list[str]:
@@ -78,13 +77,13 @@ def _groups(files: Sequence[FileResult]) -> list[tuple[str, list[str], list[str]
     """`(label, live cases, failed cases)`: `RematTest` and its repetition apart from the rest of their file."""
     groups: dict[str, tuple[list[str], list[str]]] = {}
     for result in files:
-        name = result.name.removeprefix("tests/")
+        name, failing = result.name.removeprefix("tests/"), result.failed
         for case in result.live:
             owner = case.partition("::")[0]
             apart = owner in {WHOLE_CLASS, "Remat3Test"}
             live, failed = groups.setdefault(f"`{name}`, `{owner}`" if apart else f"`{name}`", ([], []))
             live.append(case)
-            if case in result.failed:
+            if case in failing:
                 failed.append(case)
     return [(label, live, failed) for label, (live, failed) in groups.items()]
 

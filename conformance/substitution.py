@@ -43,19 +43,16 @@ def substitutes() -> list[tuple[Any, Any]]:
     return pairs
 
 
-def substitute() -> int:
-    """Put ours in place of JAX's in all loaded modules of JAX; returns how many attributes changed.
+def substitute() -> None:
+    """Put ours in place of JAX's in all loaded modules of JAX.
 
     What is loaded later takes the names from modules that have changed already.
     """
     ours = {id(theirs): ours for theirs, ours in substitutes()}
-    changed = 0
     for module in _modules_of_jax():
         for name, value in list(vars(module).items()):
             if id(value) in ours:
                 setattr(module, name, ours[id(value)])
-                changed += 1
-    return changed
 
 
 def _modules_of_jax() -> list[ModuleType]:
