@@ -197,6 +197,11 @@ def tangent_aval(aval: Any) -> Any:
     return aval.to_tangent_aval()
 
 
+def varying_axes(aval: Any) -> frozenset[Any]:
+    """The manual axes of a `shard_map` along which a value differs from device to device."""
+    return getattr(getattr(aval, "manual_axis_type", None), "varying", frozenset())
+
+
 def on_host(aval: Any) -> bool:
     """Whether a value waits in the memory of the host."""
     return getattr(aval, "memory_space", None) == jax.memory.Space.Host

@@ -209,3 +209,20 @@ def test_second_order(program: Program, policy: Any, inner: Any, seed: int, mode
     plain, ours = functions(program, policy, inner)
     args = arguments(seed)
     _assert_same(interpreted(mode(ours))(*args), interpreted(mode(plain))(*args))
+
+
+def test_branch_that_runs_a_while_again_shares_no_residual() -> None:
+    """A place that branches share has a tangent, and JAX transposes a `while` only without."""
+    loop = (("while", 5, 5, 2, ()), ("remat_scan", 4, 0, 4, ((("batched_dot", 3, 1, 3, ()),),)))
+    again = (
+        "remat",
+        4,
+        4,
+        3,
+        ((("binary", 5, 1, 1, ()), ("cond", 3, 3, 0, ((), (("slice", 1, 4, 1, ()),)))),),
+    )
+    program = (("cond", 1, 1, 3, (loop, (("batched_dot", 3, 1, 3, ()),))), again)
+    plain, ours = functions(program, RandomCallable(65536), RandomCallable(958))
+    args = arguments(249)
+    second = reverse_over_reverse
+    _assert_same(interpreted(second(ours))(*args), interpreted(second(plain))(*args))

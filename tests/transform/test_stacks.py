@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import Mesh
@@ -112,7 +112,7 @@ def _scan(f: Function) -> Function:
     return looped
 
 
-def _shard_map(f: Function, check_vma: bool = False) -> Function:
+def _shard_map(f: Function) -> Function:
     mesh = Mesh(np.array(jax.devices()[:2]), ("i",))
 
     def local(vec: Any, mat: Any) -> Pair:
@@ -121,8 +121,7 @@ def _shard_map(f: Function, check_vma: bool = False) -> Function:
 
     def sharded(vec: Any, mat: Any) -> Pair:
         specs: Any = dict(in_specs=(Spec("i"), Spec("i")), out_specs=(Spec(), Spec("i")))
-        # With check_vma, some programs with a `cond` fail (test_shard_map_that_checks_varying_axes).
-        run = jax.shard_map(local, mesh=mesh, check_vma=check_vma, **specs)
+        run = jax.shard_map(local, mesh=mesh, **specs)
         v, m = run(jnp.stack([vec, -vec]), jnp.stack([mat, mat.T]))
         return v, m[0] - m[1]
 
@@ -194,19 +193,19 @@ def test_stacks(program: Program, stack: tuple[str, ...], inner: Policy, outer: 
         program = without_reverse_rules(program)  # reverse mode twice needs forward mode inside
     run = jax.jit if "shard_map" in stack else interpreted
     args = arguments(seed)[:2]
-    ours, theirs, plain = (
-        run(stacked(program, stack, inner, outer, way))(*args) for way in (OURS, THEIRS, PLAIN)
-    )
+    try:
+        plain = run(stacked(program, stack, inner, outer, PLAIN))(*args)
+    except ValueError as error:
+        assume("pvary" not in str(error))  # JAX 0.10.2 marks some operands of branches as varying twice
+        raise
+    ours, theirs = (run(stacked(program, stack, inner, outer, way))(*args) for way in (OURS, THEIRS))
     assert_same(ours, plain, rtol=1e-8)
     assert_same(ours, theirs, rtol=1e-8)
 
 
-@pytest.mark.xfail(
-    reason="a branch that runs again mixes varying and unvarying values", raises=ValueError, strict=True
-)
 def test_shard_map_that_checks_varying_axes() -> None:
-    """A `cond` in a branch, its predicate batched by a `vmap`, in a shard_map that checks varying axes."""
+    """A `cond` in a branch, its predicate batched by a `vmap`: JAX makes operands of the outer one varying after tracing."""
     inner = ("cond", 2, 0, 5, ((("scatter", 0, 4, 3, ()),), ()))
     program = (("cond", 0, 3, 0, ((), (inner,))),)
     vmapped = _vmap(OURS.wrap(base(program, Policy(None), OURS), Policy(None)))
-    jax.make_jaxpr(jax.grad(_loss(_shard_map(vmapped, check_vma=True)), (0, 1)))(*arguments(132)[:2])
+    jax.make_jaxpr(jax.grad(_loss(_shard_map(vmapped)), (0, 1)))(*arguments(132)[:2])

@@ -31,7 +31,7 @@ from autoremat._compat import (
 )
 from autoremat.storage import DEVICE_NAME
 from autoremat.transform._coding import coded
-from autoremat.transform._jaxpr import free_vars, inline_body, is_var, live_eqns, traced_eqns
+from autoremat.transform._jaxpr import free_vars, inline_body, is_var, live_eqns, subjaxprs, traced_eqns
 from autoremat.transform._split import CompositeSplit, Decider, Split, composite_rules, prune, split_eqns
 
 
@@ -226,17 +226,27 @@ def _kept_by_all(
 
 
 def _new_slots(splits: Sequence[Split], there: Sequence[_Slot]) -> list[_Slot]:
+    """Places for what is kept besides; branches share them.
+
+    A shared place has a tangent if the value of any branch has one. So where a `while` may read it, which JAX transposes only
+    without tangents (behind a `stop_gradient`), each value has its own.
+    """
     slots: list[_Slot] = []
+    share = not any(_holds_while(e) for split in splits for e in split.rerun)
     for b, split in enumerate(splits):
         for v, codec in split.kept.items():
             if any(slot.of_branch.get(b) is v for slot in there):
                 continue
-            slot = next((s for s in slots if s.takes(b, v, codec)), None)
+            slot = next((s for s in slots if share and s.takes(b, v, codec)), None)
             if slot is None:
                 slot = _Slot(new_var(_strong(v.aval)), codec, {})
                 slots.append(slot)
             slot.of_branch[b] = v
     return slots
+
+
+def _holds_while(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "while" or any(_holds_while(e) for j in subjaxprs(eqn) for e in j.eqns)
 
 
 def _forward_branch(b: int, body: Jaxpr, split: Split, slots: Sequence[_Slot]) -> Jaxpr:

@@ -19,6 +19,7 @@ from autoremat._compat import (
     new_var,
     open_jaxpr,
     trace,
+    varying_axes,
     weakref_lru_cache,
     with_source_of,
 )
@@ -57,6 +58,12 @@ def called_jaxpr(eqn: JaxprEqn, calls: Mapping[str, str] = _CALLS) -> Any | None
         for spec in eqn.params.get(constraint, ()):
             if spec is not None and "Unspecified" not in type(spec).__name__:
                 return None
+    # In a branch of a `cond`, JAX makes operands varying after it has traced the calls on them: inlined, they would not type.
+    body, _ = open_jaxpr(eqn.params[key])
+    if any(
+        varying_axes(a.aval) != varying_axes(v.aval) for a, v in zip(eqn.invars, body.invars, strict=True)
+    ):
+        return None
     return eqn.params[key]
 
 
