@@ -1,5 +1,8 @@
 """What to keep and what to compute again: problems, the judge, and the solvers. No JAX here."""
 
+from autoremat.solve._binomial import Schedule as Schedule
+from autoremat.solve._binomial import binomial as binomial
+from autoremat.solve._binomial import forward_steps as forward_steps
 from autoremat.solve._cut import cut as cut
 from autoremat.solve._evaluate import Judge as Judge
 from autoremat.solve._evaluate import close as close
