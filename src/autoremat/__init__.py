@@ -35,6 +35,7 @@ from autoremat.transform import checkpoint_policies as checkpoint_policies
 from autoremat.transform import print_saved_residuals as print_saved_residuals
 from autoremat.transform import remat as remat
 from autoremat.transform import saved_residuals as saved_residuals
+from autoremat.transform import scan as scan
 
 try:
     __version__ = _version("autoremat")
@@ -74,4 +75,5 @@ __all__ = [
     "register_cost",
     "remat",
     "saved_residuals",
+    "scan",
 ]

@@ -187,9 +187,9 @@ def typematch(a: Any, b: Any) -> bool:
     return _core.typematch(a, b)
 
 
-def stacked_aval(aval: Any, length: int) -> Any:
-    """The aval of `length` values stacked along a new first axis."""
-    return _core.unmapped_aval(length, 0, aval)
+def stacked_aval(aval: Any, length: int, axis: int = 0) -> Any:
+    """The aval of `length` values stacked along a new axis."""
+    return _core.unmapped_aval(length, axis, aval)
 
 
 def tangent_aval(aval: Any) -> Any:
@@ -401,6 +401,11 @@ def batch_jaxpr(
     batched, out_batched = _batching.batch_jaxpr_axes(close_jaxpr(jaxpr), axis_data, list(dims), destinations)
     opened, consts = open_jaxpr(batched)
     return hoist_constants(opened), list(consts), list(out_batched)
+
+
+def jit_is_disabled() -> bool:
+    """Whether `jax.disable_jit` is on: then a scan is a loop of Python."""
+    return bool(jax.config.jax_disable_jit)
 
 
 def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:

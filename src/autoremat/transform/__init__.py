@@ -11,3 +11,6 @@ from autoremat.transform._residuals import Residual as Residual
 from autoremat.transform._residuals import Residuals as Residuals
 from autoremat.transform._residuals import print_saved_residuals as print_saved_residuals
 from autoremat.transform._residuals import saved_residuals as saved_residuals
+from autoremat.transform._scan import scan as scan
+from autoremat.transform._scan_primitives import scan_p as scan_p
+from autoremat.transform._scan_primitives import sweep_p as sweep_p
