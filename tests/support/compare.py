@@ -15,4 +15,4 @@ def assert_same(actual: Any, expected: Any, rtol: float) -> None:
     for a, e in zip(got, want, strict=True):
         assert a.dtype == e.dtype
         assert a.shape == e.shape
-        np.testing.assert_allclose(a, e, rtol=rtol, atol=rtol * (1 + np.max(np.abs(e))))
+        np.testing.assert_allclose(a, e, rtol=rtol, atol=rtol * (1 + np.max(np.abs(e), initial=0)))

@@ -5,6 +5,7 @@ Compiling a random program takes a second, and it runs once. Single operations a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from autoremat._compat import JaxprEqn, Literal, open_jaxpr, scan_sizes
+from autoremat.transform._linear_map import run_map
+from autoremat.transform._scan_primitives import run_scan, run_sweep
+
+_LOOPS = {"autoremat_scan": run_scan, "autoremat_sweep": run_sweep, "autoremat_linear_map": run_map}
 
 
 def interpreted(fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,6 +53,8 @@ def _run(eqn: JaxprEqn, args: list[Any]) -> list[Any]:
         return evaluate(params["branches"][index], args[1:])
     if name == "while":
         return _while(params, args)
+    if name in _LOOPS:
+        return interpreted(functools.partial(_LOOPS[name], **params))(*args)
     for key in ("jaxpr", "call_jaxpr"):
         if key in params:
             return evaluate(params[key], args)

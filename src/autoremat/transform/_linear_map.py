@@ -67,11 +67,12 @@ linear_map_p = Primitive("autoremat_linear_map")
 linear_map_p.multiple_results = True
 
 
-def _run(*args: Any, linear_map: LinearMap, num_residuals: int) -> Values:
+def run_map(*args: Any, linear_map: LinearMap, num_residuals: int) -> Values:
+    """What the equation does where it is not transposed."""
     return linear_map.push(args[:num_residuals], args[num_residuals:])
 
 
-linear_map_p.def_impl(_run)
+linear_map_p.def_impl(run_map)
 
 
 @linear_map_p.def_effectful_abstract_eval
@@ -193,4 +194,4 @@ def _batch(axis_data: Any, args: Any, dims: Any, *, linear_map: LinearMap, num_r
 
 batching.fancy_primitive_batchers[linear_map_p] = _batch
 
-mlir.register_lowering(linear_map_p, mlir.lower_fun(_run, multiple_results=True))
+mlir.register_lowering(linear_map_p, mlir.lower_fun(run_map, multiple_results=True))

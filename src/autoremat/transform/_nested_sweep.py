@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -64,26 +63,22 @@ def _checkpointed(fun: Callable[..., Any]) -> Callable[..., Any]:
 def _in_two_levels(
     loop: Loop, segment: Any, segment_back: Any, init: Values, xs: Values, adjoint: Values, zs: Values
 ) -> Values:
+    """Run whole segments in a scan, and what is left after them by itself."""
     size = math.isqrt(loop.length)
     count, rest = divmod(loop.length, size)
     if loop.reverse:
         xs, zs = ([jnp.flip(x, 0) for x in stacks] for stacks in (xs, zs))
-    whole, left = (
-        (lambda x: x[: count * size].reshape(count, size, *x.shape[1:])),
-        (lambda x: x[count * size :]),
-    )
-    whole_xs, whole_zs = jax.tree.map(whole, (xs, zs))
-    left_xs, left_zs = jax.tree.map(left, (xs, zs))
-
+    whole = [[x[: count * size].reshape(count, size, *x.shape[1:]) for x in stacks] for stacks in (xs, zs)]
     forward = _checkpointed(lambda carry, x: segment(carry, x, size))
-    end, starts = lax.scan(forward, init, whole_xs, count)
-    tail = _checkpointed(lambda *args: segment_back(*args, rest))
-    adjoint, last_outs = tail(adjoint, end, left_xs, left_zs)
     backward = _checkpointed(lambda adjoint, at: segment_back(adjoint, *at, size))
-    adjoint, outs = lax.scan(backward, adjoint, (starts, whole_xs, whole_zs), count, reverse=True)
 
-    joined = [
-        jnp.concatenate([x.reshape(count * size, *x.shape[2:]), y])
-        for x, y in zip(outs, last_outs, strict=True)
-    ]
+    end, starts = lax.scan(forward, init, whole[0], count)
+    tail: list[Values] = []
+    if rest:
+        left = [[x[count * size :] for x in stacks] for stacks in (xs, zs)]
+        adjoint, last = _checkpointed(lambda *args: segment_back(*args, rest))(adjoint, end, *left)
+        tail = [last]
+    adjoint, outs = lax.scan(backward, adjoint, (starts, *whole), count, reverse=True)
+    flat = [x.reshape(count * size, *x.shape[2:]) for x in outs]
+    joined = [jnp.concatenate(parts) for parts in zip(flat, *tail, strict=True)]
     return [*adjoint, *(jnp.flip(x, 0) if loop.reverse else x for x in joined)]

@@ -45,13 +45,15 @@ def sweep_operands(loop: Loop, num_back_consts: int, num_adjoint: int, args: Seq
     return grouped(args, [*sizes, len(args) - sum(sizes)])
 
 
-def _run_scan(*args: Any, unroll: int, saving: bool, **loop: Any) -> Values:
+def run_scan(*args: Any, unroll: int, saving: bool, **loop: Any) -> Values:
+    """What the equation of a scan does."""
     if saving:
         return saving_scan(Loop(**loop), args)
     return plain_scan(Loop(**loop), args, unroll)
 
 
-def _run_sweep(*args: Any, step_back: Jaxpr, num_back_consts: int, num_adjoint: int, **params: Any) -> Values:
+def run_sweep(*args: Any, step_back: Jaxpr, num_back_consts: int, num_adjoint: int, **params: Any) -> Values:
+    """What the equation of a sweep does."""
     loop = Loop(**params)
     return sweep(loop, step_back, *sweep_operands(loop, num_back_consts, num_adjoint, args))
 
@@ -67,10 +69,10 @@ def _compiled(run: Callable[..., Values]) -> Callable[..., Values]:
     return lambda *args, jaxpr, **params: cached(jaxpr, tuple(params.items()))(*args)
 
 
-scan_p.def_impl(_compiled(_run_scan))
-sweep_p.def_impl(_compiled(_run_sweep))
-mlir.register_lowering(scan_p, mlir.lower_fun(_run_scan, multiple_results=True))
-mlir.register_lowering(sweep_p, mlir.lower_fun(_run_sweep, multiple_results=True))
+scan_p.def_impl(_compiled(run_scan))
+sweep_p.def_impl(_compiled(run_sweep))
+mlir.register_lowering(scan_p, mlir.lower_fun(run_scan, multiple_results=True))
+mlir.register_lowering(sweep_p, mlir.lower_fun(run_sweep, multiple_results=True))
 
 
 @scan_p.def_effectful_abstract_eval
