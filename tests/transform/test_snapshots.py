@@ -467,6 +467,28 @@ def test_what_is_kept_is_reported() -> None:
     assert residuals.intermediate_bytes == 6 * C.nbytes  # with the state in hand
 
 
+def test_costs_count_every_step() -> None:
+    def flops(snapshots: int) -> int:
+        return ar.jaxpr_flops(jax.grad(wide_loss(with_snapshots(snapshots), 100)), jnp.ones(WIDTH))
+
+    once = ar.jaxpr_flops(wide_loss(lax.scan, 2), jnp.ones(WIDTH)) - ar.jaxpr_flops(
+        wide_loss(lax.scan, 1), jnp.ones(WIDTH)
+    )
+    assert flops(3) - flops(5) == once * (forward_steps(100, 3) - forward_steps(100, 5))
+
+
+def test_a_planned_region_may_hold_one() -> None:
+    def net(scan: Callable[..., Any], w: Any, x: Any) -> Any:
+        for _ in range(3):
+            x = jnp.tanh(x @ w) * jnp.sin(x)
+        x, _ = scan(lambda c, _: (jnp.sin(c @ w), None), x, None, 20)
+        return (jnp.tanh(x @ w) ** 2).sum()
+
+    w, x = jnp.eye(8) * 0.5, jnp.ones((16, 8))
+    ours = jax.grad(ar.checkpoint(functools.partial(net, with_snapshots(4)), budget="50%"))
+    same(jax.jit(ours)(w, x), jax.jit(jax.grad(functools.partial(net, lax.scan)))(w, x))
+
+
 def test_a_body_is_compiled_once() -> None:
     traced = 0
 

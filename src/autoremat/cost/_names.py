@@ -117,6 +117,7 @@ CALL = _names("""
     custom_jvp_call_jaxpr custom_vmap_call custom_partitioning custom_linear_solve linear_call eval_jaxpr
     composite compute_on xla_metadata_call remat_opt call_hi_primitive shard_map run_state core_map run_scoped
     jaxpr_call fusible custom_fusion cudnn_fusion scan while autoremat_checkpoint autoremat_linear
+    autoremat_scan autoremat_sweep autoremat_linear_map
 """)
 """Runs its inner programs, `op.trips` times each, and nothing else.
 

@@ -95,7 +95,8 @@ class _Builder:
 
     def _op(self, i: int, eqn: Any) -> Op:
         name = tag_of(eqn)
-        inner = tuple(self._inner(j) for j in inner_jaxprs(eqn))
+        counted = _counted_programs(eqn)
+        inner = (self._counted(counted),) if counted else tuple(map(self._inner, inner_jaxprs(eqn)))
         return Op(
             id=i,
             primitive=eqn.primitive.name if name is None else "name",
@@ -110,6 +111,14 @@ class _Builder:
 
     def _inner(self, jaxpr: Any) -> Graph:
         return _Builder(self.effect_allowed, self.source_of, frozenset()).build(jaxpr, ())
+
+    def _counted(self, programs: Iterable[tuple[Any, int]]) -> Graph:
+        """A graph that runs each program so many times: one op for each, without operands."""
+        ops = tuple(
+            Op(id=i, primitive="closed_call", inputs=(), outputs=(), inner=(self._inner(jaxpr),), trips=trips)
+            for i, (jaxpr, trips) in enumerate(programs)
+        )
+        return Graph(values=(), ops=ops, inputs=(), outputs=())
 
 
 # --- sizes --------------------------------------------------------------------------------------------------
@@ -175,6 +184,7 @@ _INNER: Mapping[str, tuple[str, ...]] = {
     "shard_map": ("jaxpr",),
     "autoremat_checkpoint": ("jaxpr",),
     "autoremat_linear": ("jaxpr",),
+    "autoremat_scan": ("jaxpr",),
     "pallas_call": ("jaxpr",),
     "reduce": ("jaxpr",),
     "reduce_window": ("jaxpr",),
@@ -201,6 +211,16 @@ def inner_jaxprs(eqn: Any) -> tuple[Any, ...]:
     if known is not None and all(p in eqn.params for p in known):
         return tuple(_jaxprs_in(eqn.params[p] for p in known))
     return tuple(_jaxprs_in(eqn.params.values()))
+
+
+def _counted_programs(eqn: Any) -> list[tuple[Any, int]]:
+    """The programs of an equation that runs several, each another number of times, and those numbers."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "autoremat_sweep":
+        return [(params["jaxpr"], params["steps_again"]), (params["step_back"], params["length"])]
+    if name == "autoremat_linear_map":
+        return list(params["linear_map"].programs())
+    return []
 
 
 def _library_program(prim: Any) -> tuple[Any, ...]:
@@ -231,7 +251,7 @@ def _open(jaxpr: Any) -> Any:
 
 def _trips(eqn: Any) -> int:
     name = eqn.primitive.name
-    if name == "scan":
+    if name in ("scan", "autoremat_scan"):
         return int(eqn.params["length"])
     if name == "call_hi_primitive":
         return int(getattr(eqn.params["_prim"], "length", 1))

@@ -102,6 +102,7 @@ class ScanMap:
             step_back=derived.jaxpr,
             num_back_consts=len(back_consts),
             num_adjoint=len(adjoint),
+            steps_again=loop.schedule.steps_again,
             **loop_params(loop, jaxpr=carry_alone(loop.jaxpr, loop.num_carry)),
         )
 
@@ -191,6 +192,7 @@ class SweepMap:
             step_back=back.jaxpr,
             num_back_consts=len(back_consts),
             num_adjoint=len(adjoint),
+            steps_again=loop.schedule.steps_again,
             **params,
         )[len(self.of_adjoint) :]
 

@@ -52,8 +52,11 @@ def run_scan(*args: Any, unroll: int, saving: bool, **loop: Any) -> Values:
     return plain_scan(Loop(**loop), args, unroll)
 
 
-def run_sweep(*args: Any, step_back: Jaxpr, num_back_consts: int, num_adjoint: int, **params: Any) -> Values:
-    """What the equation of a sweep does."""
+def run_sweep(
+    *args: Any, step_back: Jaxpr, num_back_consts: int, num_adjoint: int, steps_again: int, **params: Any
+) -> Values:
+    """What the equation of a sweep does. `steps_again`, for costs and readers, is how many steps it advances."""
+    del steps_again
     loop = Loop(**params)
     return sweep(loop, step_back, *sweep_operands(loop, num_back_consts, num_adjoint, args))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -73,11 +72,23 @@ ad.primitive_jvps[scan_p] = _scan_jvp
 
 
 def _sweep_jvp(
-    primals: Any, tangents: Any, *, step_back: Jaxpr, num_back_consts: int, num_adjoint: int, **params: Any
+    primals: Any,
+    tangents: Any,
+    *,
+    step_back: Jaxpr,
+    num_back_consts: int,
+    num_adjoint: int,
+    steps_again: int,
+    **params: Any,
 ) -> Any:
     loop = Loop(**params)
     outs = sweep_p.bind(
-        *primals, step_back=step_back, num_back_consts=num_back_consts, num_adjoint=num_adjoint, **params
+        *primals,
+        step_back=step_back,
+        num_back_consts=num_back_consts,
+        num_adjoint=num_adjoint,
+        steps_again=steps_again,
+        **params,
     )
 
     def without_snapshots(values: Sequence[Any]) -> list[Values]:
@@ -166,6 +177,7 @@ def _sweep_batch(
     step_back: Jaxpr,
     num_back_consts: int,
     num_adjoint: int,
+    steps_again: int,
     **params: Any,
 ) -> Any:
     loop = Loop(**params)
@@ -196,7 +208,8 @@ def _sweep_batch(
         step_back=back,
         num_back_consts=len(back_new) + num_back_consts,
         num_adjoint=num_adjoint,
-        **loop_params(replace(loop, jaxpr=body), num_consts=len(new) + len(consts)),
+        steps_again=steps_again,
+        **loop_params(loop, jaxpr=body, num_consts=len(new) + len(consts)),
     )
     return outs, [(0 if i < num_adjoint else 1) if b else None for i, b in enumerate(batched)]
 
