@@ -252,6 +252,23 @@ def test_gradient_of_a_batched_gradient() -> None:
     same(second(with_snapshots(3)), second(lax.scan))
 
 
+def test_a_batch_of_tangents_and_of_cotangents() -> None:
+    """The linear map by itself: pushed for several tangents, transposed, and differentiated again."""
+    tangents = np.stack([C, np.cos(C), np.sin(C)], axis=1)
+
+    def all_of(scan: Callable[..., Any]) -> Any:
+        value, push = jax.linearize(lambda c: cell_loss(scan)(W, c, XS), C)
+        several = jax.vmap(push, 1)
+        along = lambda c, ts: jax.vmap(
+            lambda t: jax.jvp(lambda c: cell_loss(scan)(W, c, XS), (c,), (t,))[1], 1
+        )(ts)
+        twice = jax.vmap(several, 0)(np.stack([tangents, 2 * tangents]))
+        grads = jax.grad(lambda ts: (several(ts) ** 2).sum())(tangents)
+        return value, several(tangents), twice, grads, jax.jacrev(along, (0, 1))(C, tangents)
+
+    same(jax.jit(all_of, static_argnums=0)(with_snapshots(3)), jax.jit(all_of, static_argnums=0)(lax.scan))
+
+
 @pytest.mark.parametrize("length", [0, 1])
 def test_shortest_loops(length: int) -> None:
     for snapshots in (1, 5):
