@@ -4,6 +4,9 @@ The path starts where nothing is recomputed that has a price and ends where ever
 option down. The edges of all hulls are taken in order of their price, equal ones in program order (earlier layers
 recompute first: what later layers keep is needed soonest), so the plans after whole edges are the vertices of the program's own
 hull, and those between are splices along program order.
+
+Where everything is recomputed, a loop still keeps its carry at every iteration. After that come states in which loops keep
+snapshots of it, half as many from one state to the next, and advance from them by binomial schedules.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from autoremat.plan._stages import Option, Program, Stage
+from autoremat.plan._stages import Loop, Option, Program, Stage
+from autoremat.solve import forward_steps
 
 SPLITS = 3
 """A large step of a stage inside a loop is taken in so many parts, some of the iterations at a time. More are of no use: of six
@@ -42,6 +46,8 @@ class State:
     cost: int
     flops: int
     split: Split | None = None
+    halvings: int = 0
+    """If not 0, each loop outside other loops keeps snapshots of its carry at `length / 2**halvings` iterations."""
 
     def unsplit(self) -> State:
         """The state before the step that is taken in part."""
@@ -84,6 +90,7 @@ def build_path(program: Program) -> Path:
             whole = replace(after, index=len(states))
             states.append(whole)
         edges.append(len(states) - 1)
+    states += _with_snapshots(program, whole)
     return Path(program, tuple(states), tuple(edges))
 
 
@@ -111,6 +118,31 @@ def _parts(before: State, after: State, stage: int, option: int, trips: int, ind
         )
         for i, count in enumerate(counts)
     ]
+
+
+def snapshots_of(loop: Loop, halvings: int) -> int:
+    """How many snapshots a loop keeps; 0 if it keeps its carry at every iteration."""
+    number = loop.length >> halvings
+    return max(number, 1) if halvings and loop.carry_bytes and loop.length > 2 else 0
+
+
+def _with_snapshots(program: Program, last: State) -> list[State]:
+    """The states after the one in which everything is recomputed."""
+    loops = [n for n in program.nodes if isinstance(n, Loop) and snapshots_of(n, 1) and any(n.body.stages())]
+    states: list[State] = []
+    for halvings in range(1, max((n.length for n in loops), default=0).bit_length() - 1):
+        nbytes, cost, flops = last.nbytes, last.cost, last.flops
+        for loop in loops:
+            snapshots = snapshots_of(loop, halvings)
+            again = forward_steps(loop.length, snapshots) - (loop.length - 1)
+            nbytes += (snapshots + 1) * loop.carry_bytes
+            nbytes -= sum(s.options[-1].nbytes * s.trips for s in loop.body.stages())
+            cost += again * loop.step_cost
+            flops += again * loop.step_flops
+        if nbytes < (states[-1] if states else last).nbytes:
+            index = last.index + 1 + len(states)
+            states.append(State(index, last.choice, nbytes, cost, flops, halvings=halvings))
+    return states
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from autoremat.measure import MemoryUse, default_compiler_options, environment
 from autoremat.measure._memory import check_target
 from autoremat.plan._candidates import Candidates, Measured, Progress, planned_function
 from autoremat.plan._floor import name_floor
-from autoremat.plan._rewrite import Decisions, blocks
+from autoremat.plan._rewrite import Decisions, LoopBlock, blocks
 from autoremat.plan._search import Search
 from autoremat.plan._trace import argnum_tuple, check_differentiable, trace
 from autoremat.transform._planned import Budget, parse_budget
@@ -117,6 +117,11 @@ class Plan:
         """How many stages recompute."""
         return sum(1 for _ in blocks(self.decisions))
 
+    @property
+    def snapshots(self) -> tuple[int, ...]:
+        """Of each loop that keeps its carry at a few iterations only, at how many (see `autoremat.scan`)."""
+        return tuple(d.snapshots for d in self.decisions if isinstance(d, LoopBlock) and d.snapshots)
+
 
 def summarize(plan: Plan) -> dict[str, Any]:
     """The figures of a plan as plain data."""
@@ -138,6 +143,7 @@ def summarize(plan: Plan) -> dict[str, Any]:
         "compiles": plan.compiles,
         "grouping": plan.grouping,
         "checkpoints": plan.checkpoints,
+        "snapshots": list(plan.snapshots),
         "compiler_options": dict(plan.compiler_options),
         "notes": list(plan.notes),
     }

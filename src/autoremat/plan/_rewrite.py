@@ -24,12 +24,13 @@ from autoremat._compat import (
     scan_params,
     scan_sizes,
 )
-from autoremat.plan._path import State
+from autoremat.plan._path import State, snapshots_of
 from autoremat.plan._segments import Span, subjaxpr
 from autoremat.plan._stages import Loop, Program, Stage, loop_body
 from autoremat.transform._jaxpr import is_var, traced_eqns
 from autoremat.transform._planned import PlannedPolicy
 from autoremat.transform._primitives import checkpoint_p
+from autoremat.transform._scan import with_snapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,15 @@ class LoopBlock:
     """Decisions inside the body of the `scan` at equation `index`.
 
     With `split`, the loop becomes two: the first `split` iterations to run follow `body`, the others `rest`. Between two
-    neighbouring plans of a body nothing else lies.
+    neighbouring plans of a body nothing else lies. With `snapshots`, its backward pass keeps so many copies of the carry (see
+    `autoremat.scan`).
     """
 
     index: int
     body: tuple[Block | LoopBlock, ...]
     split: int = 0
     rest: tuple[Block | LoopBlock, ...] = ()
+    snapshots: int = 0
 
 
 Decisions = tuple[Block | LoopBlock, ...]
@@ -126,7 +129,8 @@ def _checkpoint(jaxpr: Jaxpr, block: Block, later: Any, *, guard: bool) -> Jaxpr
 def _loop(eqn: JaxprEqn, block: LoopBlock) -> list[JaxprEqn]:
     body = rewrite(loop_body(eqn), block.body, in_loop=True)
     if not block.split:
-        return [eqn.replace(params=scan_params(eqn.params, body, *scan_sizes(eqn.params)))]
+        planned = eqn.replace(params=scan_params(eqn.params, body, *scan_sizes(eqn.params)))
+        return [with_snapshots(planned, block.snapshots) if block.snapshots else planned]
     rest = rewrite(loop_body(eqn), block.rest, in_loop=True)
     return split_loop(eqn, body, rest, block.split)
 
@@ -221,6 +225,14 @@ class _Decider:
         several = sum(isinstance(n, Stage) for n in node.body.nodes) > 1
         fence = "dependence" if several else "none"
         start = self.position
+        if snapshots := snapshots_of(node, self.state.halvings):
+            inner = _Decider(replace(self.state, halvings=0), fence)
+            inner.position = start
+            body = inner.run(node.body, fence)
+            self.position = inner.position
+            # A step is linearized by itself: a body that is one stage need not run again for that.
+            one_stage = len(node.body.nodes) == 1 and isinstance(node.body.nodes[0], Stage)
+            return [LoopBlock(node.index, () if one_stage else body, snapshots=snapshots)]
         body = self.run(node.body, fence)
         split = self.state.split
         if split is None or not start <= split.stage < self.position:

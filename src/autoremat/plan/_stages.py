@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from autoremat._compat import Jaxpr, Var, open_jaxpr, scan_sizes
-from autoremat.cost import Device, op_cost
+from autoremat._compat import Jaxpr, Var, is_ref, open_jaxpr, scan_sizes
+from autoremat.cost import Device, graph_costs, graph_flops, op_cost
+from autoremat.graph._trace import aval_size, trace_graph
 from autoremat.plan._segments import Span, dependents, groupings, halves, signature, subjaxpr, units
 from autoremat.solve import Assignment, frontier, pareto
+from autoremat.transform._derived import carry_alone
 from autoremat.transform._jaxpr import is_var
 from autoremat.transform._linearize import linearize
 from autoremat.transform._planned import JointProblem, PlannedPolicy, planned_policy, pose
+from autoremat.transform._split import may_run_again
 
 MAX_OPTIONS = 32
 """Options of a stage beside the vertices of its hull: more would not be told apart by a compiler."""
@@ -52,10 +55,18 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A `scan` at equation `index`, with the program of its body."""
+    """A `scan` at equation `index`, with the program of its body.
+
+    `carry_bytes` is the size of a snapshot of its carry; 0 for a loop whose steps may not run again. To advance the carry by one
+    iteration takes `step_cost` picoseconds and `step_flops`.
+    """
 
     index: int
     body: Program
+    length: int
+    carry_bytes: int
+    step_cost: int
+    step_flops: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +178,18 @@ class Builder:
                 break
             nonzero = grown
         active.update(v for v, nz in zip(eqn.outvars, outs, strict=True) if nz)
-        return Loop(index, program), program.ops
+        carry_bytes = sum(aval_size(v.aval)[2] for v in eqn.invars[num_consts : num_consts + num_carry])
+        step, _ = trace_graph(carry_alone(body, num_carry))
+        repeatable = may_run_again(eqn) and not any(is_ref(v.aval) for v in eqn.invars)
+        loop = Loop(
+            index=index,
+            body=program,
+            length=eqn.params["length"],
+            carry_bytes=carry_bytes if repeatable else 0,
+            step_cost=sum(graph_costs(step, self.device)),
+            step_flops=graph_flops(step),
+        )
+        return loop, program.ops
 
 
 def loop_body(eqn: Any) -> Jaxpr:

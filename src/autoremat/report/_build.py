@@ -230,6 +230,9 @@ def _price_facts(data: Data) -> Iterator[Fact]:
     share = f"{share_text(again, forward)} of the forward pass's {flops_text(forward)}"
     yield Fact(label="Recomputed a step", value=flops_text(again), remark=share)
     yield Fact(label="Stages recomputed", value=f"{data['checkpoints']:,}", remark=data["grouping"])
+    if snapshots := data.get("snapshots"):
+        numbers = ", ".join(map(str, snapshots))
+        yield Fact(label="Snapshots kept", value=numbers, remark="of the carry of a loop")
     compiles = f"{count_text(data['compiles'], 'compile')}, {seconds_text(data['compile_seconds'])}"
     yield Fact(label="Planning", value=seconds_text(data["planning_seconds"]), remark=f"and {compiles}")
     options = "\n".join(f"{k}={v}" for k, v in data["compiler_options"].items())

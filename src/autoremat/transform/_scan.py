@@ -82,7 +82,7 @@ def scan(
             "autoremat.scan found no scan in what jax.lax.scan traced. Cheapest fix: leave the flag jax_scan3 off, or use snapshots=None."
         )
     eqns = list(jaxpr.eqns)
-    eqns[scans[0]] = _with_snapshots(eqns[scans[0]], snapshots)
+    eqns[scans[0]] = with_snapshots(eqns[scans[0]], snapshots)
     replaced = _compat.new_jaxpr(jaxpr.invars, jaxpr.outvars, eqns, jaxpr)
     return jax.tree.unflatten(tree, _compat.eval_jaxpr(replaced, *consts, *call.leaves))
 
@@ -107,8 +107,8 @@ def _checked(snapshots: Any) -> int:
     return number
 
 
-def _with_snapshots(eqn: _compat.JaxprEqn, snapshots: int) -> _compat.JaxprEqn:
-    """The equation of a plain scan, bound as one with snapshots."""
+def with_snapshots(eqn: _compat.JaxprEqn, snapshots: int) -> _compat.JaxprEqn:
+    """The equation of a plain scan as one with at most so many snapshots."""
     body, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
     if consts:
         raise AssertionError("a scan hoists the constants of its body")
