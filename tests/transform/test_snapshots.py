@@ -311,6 +311,27 @@ def test_keys_are_carried() -> None:
     same(all_of(with_snapshots(3)), all_of(lax.scan))
 
 
+def test_a_second_run_may_use_keys_again() -> None:
+    def step(carry: Any, _: Any) -> Any:
+        key, h = carry
+        key, now = jax.random.split(key)
+        return (key, h * jax.random.normal(now)), None
+
+    def loss(h: Any) -> Any:
+        return ar.scan(step, (jax.random.key(0), h), None, 5, snapshots=2)[0][1]
+
+    def twice(h: Any) -> Any:
+        key = jax.random.key(0)
+        first = ar.scan(step, (key, h), None, 5, snapshots=2)[0][1]
+        return first + ar.scan(step, (key, h), None, 5, snapshots=2)[0][1]
+
+    with jax.debug_key_reuse(True):
+        jax.jit(jax.grad(loss))(1.0)
+        jax.jit(lambda h: jax.jvp(jax.grad(loss), (h,), (h,)))(1.0)
+        with pytest.raises(jax.errors.KeyReuseError):
+            jax.jit(twice)(1.0)
+
+
 def test_integers_and_what_is_not_differentiated_have_no_cotangents() -> None:
     (dw, dxs), pull = jax.vjp(
         lambda w, xs: with_snapshots(2)(functools.partial(cell, w), (C, 0), xs)[0], W, XS

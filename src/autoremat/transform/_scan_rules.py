@@ -15,6 +15,7 @@ from autoremat._compat import (
     batching,
     disallowed_effects,
     instantiate,
+    register_key_reuse_rule,
     tangent_aval,
 )
 from autoremat._errors import EffectError
@@ -215,3 +216,11 @@ def _sweep_batch(
 
 
 batching.fancy_primitive_batchers[sweep_p] = _sweep_batch
+
+
+# -------------------------------------------------------------------------------------------------------------- key reuse
+
+# A second run uses the keys of the first again, and may.
+register_key_reuse_rule(scan_p, lambda params: False)
+register_key_reuse_rule(sweep_p, lambda params: True)
+register_key_reuse_rule(linear_map_p, lambda params: True)
