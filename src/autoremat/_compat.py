@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -490,6 +490,16 @@ def lower_barrier(ctx: Any, flags: Sequence[bool], args: Sequence[Any]) -> list[
         )
     )
     return [next(results) if f else a for a, f in zip(args, flags, strict=True)]
+
+
+def kept_while_lowering(ctx: Any, key: Hashable) -> dict[Any, Any]:
+    """A dictionary for the block that is lowered into, by `key`: it lives as long as the module.
+
+    Values of the compiler's language that stand in it may be used by what is lowered later into the same block.
+    """
+    block = _mlir.ir.InsertionPoint.current.block
+    kept = ctx.module_context.cached_primitive_lowerings.setdefault(("autoremat", key), {})
+    return kept.setdefault(block, {})
 
 
 def in_scope(eqn: JaxprEqn, name: str) -> JaxprEqn:

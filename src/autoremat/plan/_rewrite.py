@@ -113,7 +113,9 @@ def _checkpoint(jaxpr: Jaxpr, block: Block, later: Any, *, guard: bool) -> Jaxpr
     part = subjaxpr(jaxpr, Span(block.start, block.stop), later)
     inputs = set(jaxpr.invars)
     policy = replace(block.policy, borders=tuple(i for i, v in enumerate(part.invars) if v not in inputs))
-    params = dict(jaxpr=part, policy=policy, prevent_cse=guard, differentiated=False, origin=None)
+    params = dict(
+        jaxpr=part, policy=policy, prevent_cse=guard, differentiated=False, origin=None, siblings=None
+    )
     source = jaxpr.eqns[block.start]
     return new_eqn(
         part.invars,

@@ -114,6 +114,7 @@ def checkpoint(
             prevent_cse=guard,
             differentiated=False,
             origin=None,
+            siblings=None,
         )
         return jax.tree.unflatten(out_tree, outs)
 

@@ -28,7 +28,6 @@ from autoremat._compat import (
     eqn_effects,
     eqn_is_effectful,
     eval_jaxpr,
-    lower_barrier,
     lower_inline,
     mlir,
     new_eqn,
@@ -57,14 +56,23 @@ from autoremat.transform._fence import (
 )
 from autoremat.transform._jaxpr import cached_by_jaxpr, live_eqns
 from autoremat.transform._log import log_kept
+from autoremat.transform._lower import Siblings, lower
 from autoremat.transform._partition import BACKWARD_PASS, Partition
 
 checkpoint_p = Primitive("autoremat_checkpoint")
 checkpoint_p.multiple_results = True
+# The same for a backward pass that has siblings (see `_lower`): its lowering is not cached, as it depends on what was lowered before.
+sibling_p = Primitive("autoremat_checkpoint")
+sibling_p.multiple_results = True
 linear_p = Primitive("autoremat_linear")
 linear_p.multiple_results = True
 
 Flags = bool | tuple[bool, ...]
+
+
+def _bind_checkpoint(*args: Any, differentiated: bool, siblings: Siblings | None, **params: Any) -> list[Any]:
+    primitive = sibling_p if differentiated and siblings else checkpoint_p
+    return primitive.bind(*args, differentiated=differentiated, siblings=siblings, **params)
 
 
 def _flags(prevent_cse: Flags, n: int) -> tuple[bool, ...]:
@@ -80,14 +88,13 @@ def _after_constants(prevent_cse: Flags, new: int) -> Flags:
 
 
 @checkpoint_p.def_impl
-def _checkpoint_impl(
-    *args: Any, jaxpr: Jaxpr, policy: Any, prevent_cse: Flags, differentiated: bool, origin: Any
-) -> list[Any]:
-    del policy, prevent_cse, differentiated, origin
+@sibling_p.def_impl
+def _checkpoint_impl(*args: Any, jaxpr: Jaxpr, **_: Any) -> list[Any]:
     return eval_jaxpr(jaxpr, *args)
 
 
 @checkpoint_p.def_effectful_abstract_eval
+@sibling_p.def_effectful_abstract_eval
 def _checkpoint_abstract_eval(*args: Any, jaxpr: Jaxpr, **_: Any) -> Any:
     del args
     return [v.aval for v in jaxpr.outvars], positional_effects(jaxpr)
@@ -104,8 +111,7 @@ _without_repeats_cached = weakref_lru_cache(_without_repeats)
 
 
 @linear_p.def_impl
-def _linear_impl(*args: Any, jaxpr: Jaxpr, num_leaves: int, policy: Any, prevent_cse: Flags) -> list[Any]:
-    del num_leaves, policy, prevent_cse
+def _linear_impl(*args: Any, jaxpr: Jaxpr, **_: Any) -> list[Any]:
     return eval_jaxpr(_without_repeats_cached(jaxpr), *args)
 
 
@@ -165,21 +171,24 @@ def _differentiate(
     policy: Any,
     prevent_cse: Flags,
     differentiated: bool,
+    before: Siblings | None,
 ) -> tuple[list[Any], list[Any]]:
     """`(primals, tangents) -> (outs, tangents out)`: the forward part, and the linear part on what it keeps."""
     nonzero = _nonzero(tangents)
+    siblings = Siblings(before)
     # The user compiled this function: outside `jit`, its two parts are compiled as well.
     compiled = _is_jitted(jaxpr) and not isinstance(policy, GraphPolicy)
     forward, linear = (_jitted_cached(j) if compiled else j for j in (part.forward, part.linear))
     flags = (*_flags(prevent_cse, len(primals)), *(False for _ in part.constants))
     inputs = [*primals, *part.constants]
-    results = checkpoint_p.bind(
+    results = _bind_checkpoint(
         *inputs,
         jaxpr=forward,
         policy=policy,
         prevent_cse=prevent_cse if isinstance(prevent_cse, bool) else flags,
         differentiated=differentiated,
         origin=None,
+        siblings=siblings,
     )
     num_outs = len(jaxpr.outvars)
     outs, kept = results[:num_outs], [results[i] for i in part.kept_results]
@@ -196,6 +205,7 @@ def _differentiate(
             num_leaves=len(leaves),
             policy=policy_for_linear(policy, nonzero),
             prevent_cse=leaf_flags,
+            siblings=siblings,
         )
         if any(part.nonzero_outs)
         else ()
@@ -216,23 +226,33 @@ def _checkpoint_jvp(
     prevent_cse: Flags,
     differentiated: bool,
     origin: Any,
+    siblings: Siblings | None,
 ) -> Any:
     part = _partition(tangents, jaxpr, policy, origin)
     log_kept(jaxpr, part)
-    return _differentiate(primals, tangents, jaxpr, part, policy, prevent_cse, differentiated)
+    return _differentiate(primals, tangents, jaxpr, part, policy, prevent_cse, differentiated, siblings)
 
 
-ad.primitive_jvps[checkpoint_p] = _checkpoint_jvp
+ad.primitive_jvps[checkpoint_p] = ad.primitive_jvps[sibling_p] = _checkpoint_jvp
 
 
 def _linear_jvp(
-    primals: Any, tangents: Any, *, jaxpr: Jaxpr, num_leaves: int, policy: Any, prevent_cse: Flags
+    primals: Any,
+    tangents: Any,
+    *,
+    jaxpr: Jaxpr,
+    num_leaves: int,
+    policy: Any,
+    prevent_cse: Flags,
+    siblings: Siblings | None,
 ) -> Any:
     """Linear in the tangents that it was made for; in the leaves it is a checkpointed function like any other.
 
     Without the second case, reverse mode over forward mode would keep every intermediate of the linear part.
     """
-    params = dict(jaxpr=jaxpr, num_leaves=num_leaves, policy=policy, prevent_cse=prevent_cse)
+    params = dict(
+        jaxpr=jaxpr, num_leaves=num_leaves, policy=policy, prevent_cse=prevent_cse, siblings=siblings
+    )
     leaf_tangents, linear_tangents = tangents[:num_leaves], tangents[num_leaves:]
     if all(type(t) is Zero for t in leaf_tangents):
         outs = linear_p.bind(*primals, **params)
@@ -245,7 +265,8 @@ def _linear_jvp(
     )
     pure = _without_repeats_cached(jaxpr)
     part = _partition(tangents, pure, policy)
-    return _differentiate(primals, tangents, pure, part, policy, flags if any(flags) else False, False)
+    guard = flags if any(flags) else False
+    return _differentiate(primals, tangents, pure, part, policy, guard, False, siblings)
 
 
 ad.primitive_jvps[linear_p] = _linear_jvp
@@ -312,7 +333,13 @@ _trace_backward_cached = cached_by_jaxpr(_trace_backward)
 
 
 def _linear_transpose(
-    cts: Any, *args: Any, jaxpr: Jaxpr, num_leaves: int, policy: Any, prevent_cse: Flags
+    cts: Any,
+    *args: Any,
+    jaxpr: Jaxpr,
+    num_leaves: int,
+    policy: Any,
+    prevent_cse: Flags,
+    siblings: Siblings | None,
 ) -> list[Any]:
     leaves, tangents = args[:num_leaves], args[num_leaves:]
     unknown = tuple(ad.is_undefined_primal(t) for t in tangents)
@@ -329,7 +356,7 @@ def _linear_transpose(
     operand_flags = [f for f, u in zip(flags, backward.leaf_used, strict=True) if u]
     chosen_cts = [ct for ct, nz in zip(cts, nonzero, strict=True) if nz]
     results = iter(
-        checkpoint_p.bind(
+        _bind_checkpoint(
             *backward.constants,
             *(x for x, u in zip(leaves, backward.leaf_used, strict=True) if u),
             *chosen_cts,
@@ -342,6 +369,7 @@ def _linear_transpose(
             ),
             differentiated=True,
             origin=None,
+            siblings=siblings and siblings.before,
         )
     )
     in_cts: list[Any] = [None] * num_leaves
@@ -378,6 +406,7 @@ def _checkpoint_transpose(
         num_leaves=num_leaves,
         policy=policy,
         prevent_cse=tuple(flags[i] for i in order[:num_leaves]),
+        siblings=None,
     )
     in_cts: list[Any] = [None] * len(args)
     for i, ct in zip(order, found, strict=True):
@@ -385,7 +414,7 @@ def _checkpoint_transpose(
     return in_cts
 
 
-ad.primitive_transposes[checkpoint_p] = _checkpoint_transpose
+ad.primitive_transposes[checkpoint_p] = ad.primitive_transposes[sibling_p] = _checkpoint_transpose
 
 
 # -------------------------------------------------------------------------------------------------------------- batching
@@ -404,11 +433,12 @@ def _checkpoint_batch(
     batched, consts, out_batched = batch_jaxpr(jaxpr, axis_data, dims)
     flags = _after_constants(prevent_cse, len(consts))
     before = origin_of(jaxpr, axis_data, dims, len(consts), origin)
-    outs = checkpoint_p.bind(*consts, *args, jaxpr=batched, prevent_cse=flags, origin=before, **params)
+    outs = _bind_checkpoint(*consts, *args, jaxpr=batched, prevent_cse=flags, origin=before, **params)
     return outs, [0 if b else None for b in out_batched]
 
 
 batching.fancy_primitive_batchers[checkpoint_p] = _checkpoint_batch
+batching.fancy_primitive_batchers[sibling_p] = _checkpoint_batch
 
 
 def _linear_batch(
@@ -454,49 +484,50 @@ def _dce_rule(used_outputs: list[bool], eqn: JaxprEqn) -> tuple[list[bool], Jaxp
     return used_inputs, new_eqn(invars, outvars, eqn.primitive, params, effects, eqn.source_info, eqn.ctx)
 
 
-register_dce_rule(checkpoint_p, _dce_rule)
-register_dce_rule(linear_p, _dce_rule)
+for _primitive in (checkpoint_p, sibling_p, linear_p):
+    register_dce_rule(_primitive, _dce_rule)
 
 
 # -------------------------------------------------------------------------------------------------------------- lowering
 
 
 def _checkpoint_lowering(
-    ctx: Any, *args: Any, jaxpr: Jaxpr, policy: Any, prevent_cse: Flags, differentiated: bool, origin: Any
+    ctx: Any,
+    *args: Any,
+    jaxpr: Jaxpr,
+    prevent_cse: Flags,
+    differentiated: bool,
+    siblings: Siblings | None,
+    **_: Any,
 ) -> Any:
     """Inline. A backward pass starts with one barrier over what it reads: the fence of the stage.
 
     Without it, common-subexpression elimination undoes the recomputation, and the scheduler may start it before the
     cotangent has arrived.
     """
-    del policy, origin
-    if differentiated:
-        args = tuple(lower_barrier(ctx, _flags(prevent_cse, len(args)), args))
-    return lower_inline(ctx, jaxpr, "checkpoint", *args)
+    if not differentiated:
+        return lower_inline(ctx, jaxpr, "checkpoint", *args)
+    return lower(ctx, jaxpr, args, siblings, _flags(prevent_cse, len(args)))
 
 
 mlir.register_lowering(checkpoint_p, _checkpoint_lowering)
+mlir.register_lowering(sibling_p, _checkpoint_lowering, cacheable=False)
 
 
-def _linear_lowering(
-    ctx: Any, *args: Any, jaxpr: Jaxpr, num_leaves: int, policy: Any, prevent_cse: Flags
-) -> Any:
-    del num_leaves, policy, prevent_cse
-    return lower_inline(ctx, _without_repeats_cached(jaxpr), "checkpoint", *args)
+def _linear_lowering(ctx: Any, *args: Any, jaxpr: Jaxpr, siblings: Siblings | None, **_: Any) -> Any:
+    """Inline."""
+    return lower(ctx, _without_repeats_cached(jaxpr), args, siblings)
 
 
-mlir.register_lowering(linear_p, _linear_lowering)
+mlir.register_lowering(linear_p, _linear_lowering, cacheable=False)
 
 
 # -------------------------------------------------------------------------------------- mutable references, key reuse
 
-register_discharge_rule(checkpoint_p)
-register_discharge_rule(linear_p)
-
-register_key_reuse_rule(checkpoint_p, lambda params: params["differentiated"])
+for _primitive in (checkpoint_p, sibling_p, linear_p):
+    register_discharge_rule(_primitive)
+    register_lojax_rule(_primitive)
+    register_checkify_rule(_primitive)
 register_key_reuse_rule(linear_p, lambda params: True)
-
-register_lojax_rule(checkpoint_p)
-register_lojax_rule(linear_p)
-register_checkify_rule(checkpoint_p)
-register_checkify_rule(linear_p)
+for _primitive in (checkpoint_p, sibling_p):
+    register_key_reuse_rule(_primitive, lambda params: params["differentiated"])
