@@ -27,6 +27,7 @@ from autoremat.plan import FrontierPoint as FrontierPoint
 from autoremat.plan import Plan as Plan
 from autoremat.plan import frontier as frontier
 from autoremat.plan import plan as plan
+from autoremat.transform import Equation as Equation
 from autoremat.transform import Residual as Residual
 from autoremat.transform import Residuals as Residuals
 from autoremat.transform import checkpoint as checkpoint
@@ -50,6 +51,7 @@ __all__ = [
     "Cost",
     "DifferentiationError",
     "EffectError",
+    "Equation",
     "Frontier",
     "FrontierPoint",
     "InfeasibleBudgetError",

@@ -113,13 +113,12 @@ def new_jaxpr(
     invars: Sequence[Var],
     outvars: Sequence[Any],
     eqns: Sequence[JaxprEqn],
-    like: Jaxpr,
+    like: Jaxpr | None = None,
 ) -> Jaxpr:
     """A jaxpr without constants; `like` gives the name of the traced function for messages."""
     effects = _pe.make_jaxpr_effects((), list(invars), list(outvars), list(eqns))
-    debug = _core.DebugInfo(
-        like.debug_info.traced_for, like.debug_info.func_src_info, ("",) * len(invars), None
-    )
+    what = (like.debug_info.traced_for, like.debug_info.func_src_info) if like else ("equations", "")
+    debug = _core.DebugInfo(*what, ("",) * len(invars), None)
     return _core.Jaxpr((), list(invars), list(outvars), list(eqns), effects, debug)
 
 

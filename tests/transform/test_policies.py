@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from jax.ad_checkpoint import checkpoint_name as jax_checkpoint_name
 import autoremat
 from autoremat import EffectError, PolicyError, UnmatchedNameWarning, saved_residuals
 from autoremat.transform import checkpoint, checkpoint_name, checkpoint_policies
+from autoremat.transform._ask import ByValue, by_value
 
 X = jnp.linspace(0.1, 0.9, 8).reshape(2, 4)
 W = jnp.linspace(-0.5, 0.5, 16).reshape(4, 4)
@@ -152,6 +154,69 @@ def test_callables(decision: Any) -> None:
     dots = [a for a in asked if a[0] == "dot_general"]
     assert ((2, 4), (4, 4)) in [tuple(shapes) for _, shapes, _ in dots]
     assert all("dimension_numbers" in params for *_, params in dots)
+
+
+def test_a_policy_that_asks_for_the_equation() -> None:
+    told = []
+
+    def policy(prim: Any, *avals: Any, equation: autoremat.Equation, **params: Any) -> bool:
+        told.append((prim.name, equation))
+        return prim.name == "dot_general" and equation.nbytes <= 32
+
+    kept = saved_residuals(checkpoint(attention, policy=policy), X, W)
+    assert {r.shape for r in kept if r.primitive == "dot_general"} == {(2, 4)}
+    everything = saved_residuals(checkpoint(attention, policy=checkpoint_policies.dots_saveable), X, W)
+    assert {r.shape for r in everything if r.primitive == "dot_general"} == {(2, 4), (2, 4, 4)}
+    dots = [e for name, e in told if name == "dot_general"]
+    assert {(e.outputs[0].shape, str(e.outputs[0].dtype), e.nbytes, e.flops) for e in dots} >= {
+        ((2, 4), "float32", 32, 2 * 2 * 4 * 4)
+    }
+    named = {e.names for name, e in told if name == "tanh"}
+    assert named == {frozenset({"h"})}
+    assert all(re.match(r".*test_policies.py:\d+", e.source) for e in dots)
+
+
+def test_combined_policies_hand_the_equation_on() -> None:
+    def small(prim: Any, *avals: Any, equation: autoremat.Equation, **params: Any) -> bool:
+        return equation.nbytes <= 32
+
+    def tanh(prim: Any, *avals: Any, **params: Any) -> bool:
+        return prim.name == "tanh"
+
+    both = checkpoint_policies.save_from_both_policies(small, tanh)
+    assert {p for p, _ in _kept(tanh)} < {p for p, _ in _kept(both)}
+
+
+ASKED: list[str] = []
+
+
+def _keeps(primitive: str, keep: Any = True) -> Callable[..., Any]:
+    """A new function at every call, that counts how often it is asked."""
+    return lambda prim, *_, **__: ASKED.append(prim.name) or (prim.name == primitive and bool(keep))
+
+
+def test_a_new_function_of_the_same_code_is_the_same_policy() -> None:
+    gradient = lambda policy: jax.grad(checkpoint(_twice, policy=policy))(1.0)
+    asked = []
+    for policy in (_keeps("sin"), _keeps("sin"), functools.partial(_keeps("sin"), a=1), _keeps("cos")):
+        ASKED.clear()
+        gradient(policy)
+        asked.append(bool(ASKED))
+    assert asked == [True, False, True, True]
+
+
+def _twice(x: Any) -> Any:
+    return jnp.sin(jnp.sin(x))
+
+
+def test_policies_that_may_change_are_compared_by_identity() -> None:
+    changing = ["sin"]
+    for policy in (_keeps("sin", changing), lambda *_, **__: late, np.sin):
+        assert by_value(policy) is policy
+    assert by_value(_keeps("sin", 1)) != by_value(_keeps("sin", True))
+    late = True
+    assert isinstance(by_value(functools.partial(_keeps("sin"), a=1)), ByValue)
+    assert by_value(functools.partial(_keeps("sin"), a=1)) == by_value(functools.partial(_keeps("sin"), a=1))
 
 
 @pytest.mark.parametrize("answer", [1, 0, None, "yes"])

@@ -4,6 +4,7 @@ from autoremat.transform import _composite as _composite  # registers how compos
 from autoremat.transform._api import checkpoint as checkpoint
 from autoremat.transform._api import checkpoint_name as checkpoint_name
 from autoremat.transform._api import remat as remat
+from autoremat.transform._ask import Equation as Equation
 from autoremat.transform._policies import checkpoint_policies as checkpoint_policies
 from autoremat.transform._primitives import checkpoint_p as checkpoint_p
 from autoremat.transform._primitives import linear_p as linear_p

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from autoremat._compat import JaxprEqn, Offloadable, SaveableType, Var, name_p
 from autoremat.storage import DEVICE_NAME, offload
+from autoremat.transform._ask import Equation, ask, equation
 from autoremat.transform._linearize import Joint
 from autoremat.transform._policies import NothingSaveable, check_decision, single_policies
 from autoremat.transform._split import RECURSE, Decider, composite_rules, may_run_again
@@ -32,31 +33,32 @@ class PolicyDecider:
         if eqn.primitive is name_p:
             return {}  # the tag belongs to the value, so its producer is asked
         tags = dict(zip(wanted, names, strict=True))
-        kept = {i: s for i in wanted if (s := self._storage_of_tagged(eqn.outvars[i].aval, tags[i]))}
+        kept = {i: s for i in wanted if (s := self._storage_of_tagged(eqn, i, tags[i]))}
         if len(kept) < len(wanted) and eqn.primitive.name in composite_rules:
             return kept or RECURSE
         if not may_run_again(eqn):
             return dict.fromkeys(wanted, DEVICE_NAME) | kept
+        about = equation(eqn, wanted, frozenset().union(*names))
         for policy in single_policies(self.policy):
-            if len(kept) < len(wanted) and (
-                storage := _storage(policy, eqn.primitive, _avals(eqn), eqn.params)
-            ):
+            if len(kept) < len(wanted) and (storage := _storage_of_outputs(policy, eqn, about)):
                 others = [i for i in wanted if i not in kept and not _excludes(policy, tags[i])]
                 kept |= dict.fromkeys(others, storage)
         return dict(sorted(kept.items()))
 
     def repeats(self, eqn: JaxprEqn) -> bool:
         """A debug print happens again in the backward pass, unless the policy saves it."""
-        return _storage(self.policy, eqn.primitive, _avals(eqn), eqn.params) is None
+        about = equation(eqn, range(len(eqn.outvars)), frozenset())
+        return _storage_of_outputs(self.policy, eqn, about) is None
 
     def keeps_name(self, eqn: JaxprEqn) -> bool:
         """Whether the policy keeps a value under the tag that `eqn` gives it."""
-        return self._storage_of_tagged(eqn.invars[0].aval, frozenset({eqn.params["name"]})) is not None
+        return self._storage_of_tagged(eqn, 0, frozenset({eqn.params["name"]})) is not None
 
-    def _storage_of_tagged(self, aval: Any, tags: frozenset[str]) -> str | None:
-        """How the policy keeps a value for one of its tags, if it does."""
+    def _storage_of_tagged(self, eqn: JaxprEqn, output: int, tags: frozenset[str]) -> str | None:
+        """How the policy keeps an output for one of its tags, if it does."""
+        about = equation(eqn, [output], tags)
         found = (
-            _storage(policy, name_p, [aval], {"name": tag})
+            _storage(policy, about, name_p, about.outputs, {"name": tag})
             for policy in single_policies(self.policy)
             if not _excludes(policy, tags)
             for tag in sorted(tags)
@@ -64,18 +66,20 @@ class PolicyDecider:
         return next((storage for storage in found if storage), None)
 
 
-def _avals(eqn: JaxprEqn) -> list[Any]:
-    return [v.aval for v in eqn.invars]
-
-
 def _excludes(policy: Any, tags: frozenset[str]) -> bool:
     excludes = getattr(policy, "excludes", None)
     return excludes is not None and excludes(tags)
 
 
-def _storage(policy: Any, prim: Any, avals: Sequence[Any], params: Mapping[str, Any]) -> str | None:
+def _storage_of_outputs(policy: Any, eqn: JaxprEqn, about: Equation) -> str | None:
+    return _storage(policy, about, eqn.primitive, [v.aval for v in eqn.invars], eqn.params)
+
+
+def _storage(
+    policy: Any, about: Equation, prim: Any, avals: Sequence[Any], params: Mapping[str, Any]
+) -> str | None:
     """The name of the codec by which a policy keeps a value; `None` if the value is to be computed again."""
-    decision = check_decision(policy(prim, *avals, **params), policy)
+    decision = check_decision(ask(policy, about, prim, avals, params), policy)
     if isinstance(decision, Offloadable):
         return offload(decision.src, decision.dst).name
     return DEVICE_NAME if isinstance(decision, SaveableType) else None

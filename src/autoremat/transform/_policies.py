@@ -1,7 +1,8 @@
 """The policies of `jax.checkpoint_policies`: same names, same meaning, compared by value.
 
 A policy is called as `policy(primitive, *input_avals, **params)`, once for each equation of the linearized function whose
-output the backward pass needs, and returns a bool, `Saveable`, `Recompute` or `Offloadable(src, dst)`. Ours are frozen
+output the backward pass needs, and returns a bool, `Saveable`, `Recompute` or `Offloadable(src, dst)`. One that has a parameter
+`equation` gets an `Equation` by it. Ours are frozen
 dataclasses, so that two equal policies share one cached plan. Where JAX's documentation and its behaviour differ
 (`save_anything_except_these_names`), ours does what the documentation says.
 """
@@ -15,6 +16,7 @@ from typing import Any
 
 from autoremat._compat import Offloadable, Recompute, RecomputeType, Saveable, SaveableType, name_p
 from autoremat._errors import PolicyError
+from autoremat.transform._ask import Equation, ask, by_value
 
 Decision = Any
 Policy = Callable[..., Decision]
@@ -142,9 +144,9 @@ class SaveFromBothPolicies:
     first: Policy
     second: Policy
 
-    def __call__(self, prim: Any, *avals: Any, **params: Any) -> Decision:
-        one = check_decision(self.first(prim, *avals, **params), self.first)
-        other = check_decision(self.second(prim, *avals, **params), self.second)
+    def __call__(self, prim: Any, *avals: Any, equation: Equation | None = None, **params: Any) -> Decision:
+        one = check_decision(ask(self.first, equation, prim, avals, params), self.first)
+        other = check_decision(ask(self.second, equation, prim, avals, params), self.second)
         for decision in (one, other):
             if isinstance(decision, SaveableType):
                 return Saveable
@@ -224,7 +226,7 @@ def save_anything_except_these_names(*names_not_to_save: str) -> Policy:
 
 def save_from_both_policies(policy_1: Policy, policy_2: Policy) -> Policy:
     """Keep what either policy keeps."""
-    return SaveFromBothPolicies(policy_1, policy_2)
+    return SaveFromBothPolicies(by_value(policy_1), by_value(policy_2))
 
 
 def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Policy:
