@@ -21,6 +21,7 @@ from jax._src import shard_map as _shard_map
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util as _source_info_util
 from jax._src import tree_util as _tree_util
+from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _pe
@@ -405,6 +406,58 @@ def batch_jaxpr(
 def jit_is_disabled() -> bool:
     """Whether `jax.disable_jit` is on: then a scan is a loop of Python."""
     return bool(jax.config.jax_disable_jit)
+
+
+custom_lin_p = _ad.custom_lin_p
+_RULES_RETURN_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")  # JAX >= 0.12
+
+
+def batch_custom_lin(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+    """`vmap` of what stands for a `custom_vjp` in a linear program: its reverse-mode rule is batched.
+
+    JAX batches a `custom_vjp` only before it is differentiated.
+    """
+    rule, in_zeros, num_res = params["bwd"], params["in_zeros"], params["num_res"]
+    size = axis_data.size
+
+    def cotangents(res: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+        found = rule.call_wrapped(*res, *cts)
+        found = found[0] if _RULES_RETURN_LOGS else found
+        return [_instantiated(ct) for ct, zero in zip(found, in_zeros, strict=True) if not zero]
+
+    def batched_rule(*operands: Any) -> Any:
+        res, cts = operands[:num_res], [_instantiated(ct) for ct in operands[num_res:]]
+        several = jax.vmap(
+            cotangents,
+            (list(dims[:num_res]), 0),
+            axis_size=size,
+            axis_name=None if axis_data.name is _core.no_axis_name else axis_data.name,
+            spmd_axis_name=axis_data.spmd_name,
+        )(list(res), cts)
+        found = iter(
+            ct.sum(0) if d is None else _batching.moveaxis(ct, 0, d)
+            for ct, d in zip(several, dims[num_res:], strict=True)
+        )
+        all_cts = [None if zero else next(found) for zero in in_zeros]
+        return (all_cts, None) if _RULES_RETURN_LOGS else all_cts
+
+    outs = custom_lin_p.bind(
+        *args,
+        **dict(
+            params,
+            bwd=_lu.wrap_init(batched_rule, debug_info=rule.debug_info),
+            out_avals=[
+                _core.unmapped_aval(size, 0, aval, axis_data.explicit_mesh_axis)
+                for aval in params["out_avals"]
+            ],
+        ),
+    )
+    return outs, [0] * len(outs)
+
+
+def _instantiated(ct: Any) -> Any:
+    symbolic = isinstance(ct, (Zero, jax.custom_derivatives.SymbolicZero))
+    return ad.instantiate_zeros(Zero(ct.aval)) if symbolic else ct
 
 
 def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:

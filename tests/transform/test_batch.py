@@ -157,3 +157,74 @@ def test_an_output_that_does_not_depend_on_the_batch():
         return lambda x, w: sum(y.sum() for y in jax.vmap(checkpoint(f), (0, None), (0, 0))(x, w))
 
     same(of(dots), of(lambda f: f), X, W)
+
+
+@jax.custom_vjp
+def kernel(x: Any, w: Any) -> Any:
+    return jnp.sin(x @ w)
+
+
+kernel.defvjp(
+    lambda x, w: (jnp.sin(x @ w), (x, w, ar.checkpoint_name(jnp.cos(x @ w), "cos"))),
+    lambda res, ct: ((ct * res[2]) @ res[1].T * 2.0, res[0].T @ (ct * res[2]) * 3.0),
+)
+
+
+def with_rule(x: Any, w: Any) -> Any:
+    return kernel(jnp.tanh(x @ w), w).sum(0)
+
+
+def with_branches(x: Any, w: Any) -> Any:
+    x = jnp.tanh(x @ w)
+    return jax.lax.cond(x.sum() > 0, lambda x: jnp.sin(x @ w), lambda x: jnp.sqrt(x - x[0, 0] + 1e-9), x).sum(
+        0
+    )
+
+
+def with_branches_in_a_loop(x: Any, w: Any) -> Any:
+    x, _ = jax.lax.scan(lambda x, _: (with_branches(x, w) * 0.1 + x, None), x, None, length=2)
+    return x
+
+
+def with_rule_in_a_branch(x: Any, w: Any) -> Any:
+    return jax.lax.cond(x.sum() > 0, lambda x: kernel(x, w), lambda x: jnp.cos(kernel(x, w)), x)
+
+
+@pytest.mark.parametrize("f", [with_rule, with_branches, with_branches_in_a_loop, with_rule_in_a_branch])
+@pytest.mark.parametrize("in_axes", [(0, 0), (0, None), (1, None)])
+def test_rules_and_branches(f: Callable[..., Any], in_axes: Any):
+    """What JAX only batches before it differentiates: a `custom_vjp`, and a `cond` whose predicate is batched."""
+    w = WS if in_axes[1] == 0 else W
+    x = jnp.moveaxis(X, 0, in_axes[0])
+    asked: list[tuple[int, ...]] = []
+
+    def policy(prim: Any, *avals: Any, **params: Any) -> Any:
+        if prim.name == "dot_general":
+            asked.append(avals[0].shape)
+        return DOTS(prim, *avals, **params)
+
+    def of(checkpoint: Callable[[Any], Any]) -> Any:
+        return lambda x, w: jax.vmap(checkpoint(f), in_axes)(x, w).sum()
+
+    same(of(lambda f: ar.checkpoint(f, policy=policy)), of(lambda f: f), x, w)
+    assert set(asked) == {(5, 4)}
+
+
+def test_a_rule_under_two_vmaps_and_collectives():
+    def f(x: Any, w: Any) -> Any:
+        return jax.lax.psum(with_rule(x, w), "i")
+
+    def of(checkpoint: Callable[[Any], Any]) -> Any:
+        inner = jax.vmap(checkpoint(f), (0, None), axis_name="i")
+        return lambda x, w: jax.vmap(inner, (None, 0))(x, w).sum()
+
+    same(of(dots), of(lambda f: f), X, WS)
+
+
+@pytest.mark.parametrize("f", [with_rule, with_branches])
+def test_higher_derivatives_of_rules_and_branches(f: Callable[..., Any]):
+    def of(checkpoint: Callable[[Any], Any]) -> Any:
+        return lambda w: jnp.sum(jax.vmap(checkpoint(f), (0, None))(X, w) ** 2)
+
+    second = lambda loss: jax.grad(lambda w: jnp.sum(jax.grad(loss)(w) ** 2))(W)
+    np.testing.assert_allclose(second(of(dots)), second(of(lambda f: f)), rtol=1e-3)

@@ -4,8 +4,7 @@
 
 In JAX the policy sees the batched operations: a product that gains a batch dimension is another product to
 `dots_with_no_batch_dims_saveable`, so a `vmap` around a model changes what is kept. Here an *origin* remembers the program
-without the batch, and its partition is batched. Where that cannot be (see `_must_be_batched_first`), the policy decides about the
-batched program, as in JAX.
+without the batch, and its partition is batched.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autoremat._compat import Jaxpr, JaxprEqn, Var, batch_jaxpr, dce, new_jaxpr, new_var
-from autoremat.transform._jaxpr import cached_by_jaxpr, map_eqns, subjaxprs
+from autoremat.transform._batch_linear import batch_linear
+from autoremat.transform._jaxpr import cached_by_jaxpr, map_eqns
 from autoremat.transform._partition import Partition, partition_cached
 
 
@@ -81,23 +81,10 @@ def _batched_partition(jaxpr: Jaxpr, nonzero: tuple[bool, ...], policy: Any, ori
     before = set(origin.positions)
     if not any(nz for i, nz in enumerate(nonzero) if i not in before):
         inner = partition_of(origin.jaxpr, tuple(nonzero[p] for p in origin.positions), policy, origin.origin)
-        batched = (
-            None if _must_be_batched_first(inner.linear) else _Batching(jaxpr, nonzero, origin, inner).run()
-        )
+        batched = _Batching(jaxpr, nonzero, origin, inner).run()
         if batched is not None:
             return batched
     return partition_cached(jaxpr, nonzero, policy)
-
-
-_ONLY_BEFORE = frozenset({"custom_lin", "cond"})
-
-
-def _must_be_batched_first(jaxpr: Jaxpr) -> bool:
-    """Whether a linear part holds what JAX can transpose, but not batch and then transpose: the rule of a `custom_vjp`, and a
-    `cond`, whose branches are selected from by a batched predicate, with gradients stopped."""
-    return any(
-        e.primitive.name in _ONLY_BEFORE or any(map(_must_be_batched_first, subjaxprs(e))) for e in jaxpr.eqns
-    )
 
 
 _batched_partition_cached: Callable[..., Partition] = cached_by_jaxpr(_batched_partition)
@@ -131,7 +118,7 @@ class _Batching:
         leaf_dims = [(*origin.dims, *shared)[i] for i in part.leaves]
         tangent_dims = [d for d, p in zip(origin.dims, origin.positions, strict=True) if self.nonzero[p]]
         tangent_outs = [b for b, nz in zip(out_batched, part.nonzero_outs, strict=True) if nz]
-        linear, linear_consts, linear_batched = batch_jaxpr(
+        linear, linear_consts, linear_batched = batch_linear(
             part.linear, origin.axis_data, (*leaf_dims, *kept_dims, *tangent_dims), forced=tangent_outs
         )
         if batched[:num_outs] != out_batched or linear_batched != tangent_outs:

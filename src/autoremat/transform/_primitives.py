@@ -45,6 +45,7 @@ from autoremat._compat import (
 )
 from autoremat._errors import EffectError
 from autoremat.transform._batch import Origin, origin_of, partition_of, without_unused
+from autoremat.transform._batch_linear import batch_linear
 from autoremat.transform._decide import GraphPolicy
 from autoremat.transform._fence import (
     depend_on,
@@ -444,7 +445,7 @@ batching.fancy_primitive_batchers[sibling_p] = _checkpoint_batch
 def _linear_batch(
     axis_data: Any, args: Any, dims: Any, *, jaxpr: Jaxpr, num_leaves: int, prevent_cse: Flags, **params: Any
 ) -> Any:
-    batched, consts, out_batched = batch_jaxpr(jaxpr, axis_data, dims)
+    batched, consts, out_batched = batch_linear(jaxpr, axis_data, dims)
     flags = (*(False for _ in consts), *_flags(prevent_cse, num_leaves))
     outs = linear_p.bind(
         *consts, *args, jaxpr=batched, num_leaves=num_leaves + len(consts), prevent_cse=flags, **params
