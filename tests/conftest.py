@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 # Before the first import of JAX. Set from outside, a variable wins: JAX_PLATFORMS=cuda runs on a GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")  # for shard_map and collectives
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")  # for shardings, shard_map and collectives
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
 # No deadline: the first example of a test compiles. Not derandomized: every run looks at new examples, and

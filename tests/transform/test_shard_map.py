@@ -1,4 +1,4 @@
-"""Checkpoints inside and round `shard_map`, on the two CPU devices that conftest.py asks for."""
+"""Checkpoints inside and round `shard_map`, on two of the CPU devices that conftest.py asks for."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class _Builder:
             params=_params(eqn),
             inner=inner,
             trips=_trips(eqn) if inner else 1,
-            repeatable=all(map(self.effect_allowed, eqn.effects)) and not _draws_unrepeatable_bits(eqn),
+            repeatable=all(map(self.effect_allowed, eqn.effects)) and not draws_unrepeatable_bits(eqn),
             source=self.source_of(eqn),
         )
 
@@ -364,7 +364,7 @@ _HASHED_BY_THREEFRY = frozenset({"key<rbg>"})
 """Key types that split and fold in by Threefry, though they draw bits by the backend's generator."""
 
 
-def _draws_unrepeatable_bits(eqn: Any) -> bool:
+def draws_unrepeatable_bits(eqn: Any) -> bool:
     """Say whether `eqn`, or what it runs inside, draws bits that another partitioning would change."""
     name = eqn.primitive.name
     if name in ("rng_bit_generator", "rng_uniform"):
@@ -373,7 +373,7 @@ def _draws_unrepeatable_bits(eqn: Any) -> bool:
         return _key_type(eqn) not in _INVARIANT_KEYS
     if name in ("random_split", "random_fold_in"):
         return _key_type(eqn) not in _INVARIANT_KEYS | _HASHED_BY_THREEFRY
-    return any(_draws_unrepeatable_bits(e) for j in inner_jaxprs(eqn) for e in j.eqns)
+    return any(draws_unrepeatable_bits(e) for j in inner_jaxprs(eqn) for e in j.eqns)
 
 
 def _key_type(eqn: Any) -> str:

@@ -26,10 +26,10 @@ from autoremat._compat import (
     is_debug_effect,
     name_p,
     new_var,
-    random_impl_of,
 )
+from autoremat.graph._trace import draws_unrepeatable_bits
 from autoremat.storage import DEVICE_NAME
-from autoremat.transform._jaxpr import is_var, live_eqns, subjaxprs, traced_eqns
+from autoremat.transform._jaxpr import is_var, live_eqns, traced_eqns
 
 RECURSE = object()
 
@@ -79,20 +79,12 @@ CompositeRule = Callable[[JaxprEqn, list[bool], Decider], "CompositeSplit | None
 composite_rules: dict[str, CompositeRule] = {}
 
 
-# Their bits depend on how the program is partitioned: a second draw may differ from the first.
-_PARTITION_DEPENDENT = frozenset({"rbg", "unsafe_rbg"})
-
-
 def may_run_again(eqn: JaxprEqn) -> bool:
-    """Whether a second execution of an equation, and of all that stands inside, gives the same values and is allowed."""
-    name = eqn.primitive.name
-    if name in {"rng_bit_generator", "rng_uniform"}:
-        return False
-    if name == "random_bits" and random_impl_of(eqn.invars[0].aval.dtype) in _PARTITION_DEPENDENT:
-        return False
-    if not all(effect_may_repeat(e) for e in eqn.effects):
-        return False
-    return all(may_run_again(e) for inner in subjaxprs(eqn) for e in inner.eqns)
+    """Whether a second execution of an equation, and of all that stands inside, gives the same values and is allowed.
+
+    Effects inside that others see are effects of the equation itself; the references of a kernel are its own.
+    """
+    return all(effect_may_repeat(e) for e in eqn.effects) and not draws_unrepeatable_bits(eqn)
 
 
 def tags_of(eqns: Sequence[JaxprEqn]) -> dict[Var, frozenset[str]]:
