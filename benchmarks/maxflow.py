@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python -m benchmarks.maxflow
 
-Prints the tables of `docs/maxflow.md`. Networks come from `benchmarks.graphs.layered` through the package's
+Prints the tables of `docs/maxflow.md`. Networks come from `benchmarks.synthetic.layered` through the package's
 own encoding; every library gets the same arcs. A library is not asked at a size where ten times what it took
 at the size before exceeds `LIMIT_S`.
 """
@@ -23,7 +23,7 @@ import numpy as np
 
 from autoremat.solve._maxflow import SINK, SOURCE, MinCut, libraries
 from autoremat.solve._network import Network, build
-from benchmarks.graphs import layered
+from benchmarks.synthetic import layered
 
 SIZES = (1_000, 10_000, 100_000)
 REPEATS = 3

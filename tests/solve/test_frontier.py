@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from benchmarks.graphs import layered
+from benchmarks.synthetic import layered
 from hypothesis import given, settings
 
 from autoremat.solve import Assignment, Problem, Storage, close, cut, evaluate, frontier, pareto, splices

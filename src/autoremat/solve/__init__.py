@@ -11,7 +11,14 @@ from autoremat.solve._frontier import Frontier as Frontier
 from autoremat.solve._frontier import frontier as frontier
 from autoremat.solve._frontier import pareto as pareto
 from autoremat.solve._frontier import splices as splices
+from autoremat.solve._order import NoScheduleFoundError as NoScheduleFoundError
+from autoremat.solve._order import ScheduleResult as ScheduleResult
+from autoremat.solve._order import ScheduleStatus as ScheduleStatus
+from autoremat.solve._order import schedule as schedule
 from autoremat.solve._problem import Assignment as Assignment
 from autoremat.solve._problem import Price as Price
 from autoremat.solve._problem import Problem as Problem
 from autoremat.solve._problem import Storage as Storage
+from autoremat.solve._schedule import OpGraph as OpGraph
+from autoremat.solve._schedule import Timeline as Timeline
+from autoremat.solve._schedule import simulate as simulate

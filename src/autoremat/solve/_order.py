@@ -1,0 +1,246 @@
+"""Schedules under a memory budget: what to run again, and where.
+
+**Problem.** Ops in a fixed input order, each with bytes and a time. Find a schedule of least time whose peak, as
+`simulate` sees it, is within the budget. First executions keep the input order; an op may run again any number of times,
+anywhere.
+
+**Method.** Four parts, each in its own file, none of which judges itself:
+
+- `_ruin`: a schedule by greedy repair, then ruin and recreate;
+- `_exchange`: large neighbourhood search with exact moves (CP-SAT);
+- `_stages`: a lower bound that no schedule is below (HiGHS);
+- `_states`: exact search over sets of values, for small graphs.
+
+**Optimality.** A result is called optimal only if its time meets the lower bound. Schedules of the first two parts
+run an op at most once between two first executions; the bound holds for all schedules.
+
+**Reproducibility.** Seeds are fixed. What a time limit cuts short depends on the machine; `effort="fast"` counts
+rounds instead, and is cut short only by its limit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, get_args
+
+from autoremat._errors import AutorematError, InfeasibleBudgetError
+from autoremat.solve._exchange import Neighbourhoods
+from autoremat.solve._ruin import Searcher, improve
+from autoremat.solve._schedule import OpGraph, Timeline, simulate
+from autoremat.solve._stages import bound
+from autoremat.solve._states import search
+
+Effort = Literal["fast", "balanced", "optimal"]
+
+_ROUNDS = 60
+_LARGE = 400
+"""From so many ops on, default limits are those for large graphs."""
+_DEFAULT_S = {"fast": (2.0, 20.0), "balanced": (10.0, 60.0), "optimal": (600.0, 1800.0)}
+_STATES = 300_000
+_SMALL = 24
+"""Ops up to which the exact search is tried."""
+
+
+class ScheduleStatus(Enum):
+    """How the search ended, in words for a user."""
+
+    OPTIMAL = "optimal: no schedule in this order takes less time"
+    TIME_LIMIT = "stopped by its time limit: the best schedule found, and its gap to the lower bound"
+    FINISHED = "finished its rounds: the best schedule found, and its gap to the lower bound"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleResult:
+    """A schedule under a budget, judged by `simulate`.
+
+    `lower_bound` is a time that no schedule under the budget is below, in the units of the costs; `gap` how
+    far above it this one may be, relative to it. `seconds` are those of the search.
+    """
+
+    schedule: tuple[int, ...]
+    timeline: Timeline
+    budget_bytes: int
+    lower_bound: int
+    status: ScheduleStatus
+    seconds: float
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak, never above the budget."""
+        return self.timeline.peak_bytes
+
+    @property
+    def cost(self) -> int:
+        """Time of all executions."""
+        return self.timeline.cost
+
+    @property
+    def gap(self) -> float:
+        """(time - lower bound) / lower bound."""
+        return (self.cost - self.lower_bound) / self.lower_bound if self.lower_bound else 0.0
+
+
+class NoScheduleFoundError(AutorematError):
+    """The search ended without a schedule under the budget; that is no proof that there is none.
+
+    `lowest_bytes` is the lowest peak reached, `floor_bytes` what no schedule can be below.
+    """
+
+    def __init__(self, message: str, *, lowest_bytes: int, floor_bytes: int) -> None:
+        super().__init__(message)
+        self.lowest_bytes = lowest_bytes
+        self.floor_bytes = floor_bytes
+
+
+def schedule(
+    graph: OpGraph,
+    budget_bytes: int,
+    *,
+    effort: Effort = "balanced",
+    time_limit_s: float | None = None,
+    workers: int = 2,
+) -> ScheduleResult:
+    """Return a schedule of little time whose peak is within `budget_bytes`.
+
+    **Arguments:**
+
+    - `effort`: `"fast"`, greedy repair and local search; `"balanced"`, also large neighbourhood search and a good
+        bound, 10 s for up to 400 ops, 60 s above; `"optimal"`, until the bound is met or the time is over.
+    - `time_limit_s`: seconds, in place of the limit that goes with the effort.
+    - `workers`: threads of CP-SAT.
+
+    Raises `InfeasibleBudgetError` if the budget is below the largest working set of an op, and
+    `NoScheduleFoundError` if no schedule was found in time.
+    """
+    if effort not in get_args(Effort):
+        raise ValueError(f"effort is one of {', '.join(get_args(Effort))}; got {effort!r}")
+    if time_limit_s is not None and not time_limit_s > 0:
+        raise ValueError(f"time_limit_s must be positive; got {time_limit_s!r}")
+    _check_floor(graph, budget_bytes)
+    limit = _DEFAULT_S[effort][len(graph) > _LARGE] if time_limit_s is None else time_limit_s
+    run = _Run(graph, budget_bytes, limit, workers)
+    run.work(effort)
+    return run.result()
+
+
+def _check_floor(graph: OpGraph, budget_bytes: int) -> None:
+    op = graph.floor_op
+    floor = graph.working_set(op)
+    if budget_bytes < floor:
+        raise InfeasibleBudgetError(
+            f"the budget of {budget_bytes:,} bytes is below {floor:,} bytes, which op {graph.name(op)} needs by "
+            f"itself, for its inputs and its output: no schedule has a lower peak",
+            floor_bytes=floor,
+            op=graph.name(op),
+        )
+
+
+class _Run:
+    """One call of `schedule`: the best schedule and the best bound so far, and the clock."""
+
+    def __init__(self, graph: OpGraph, budget_bytes: int, limit: float, workers: int) -> None:
+        self.graph = graph
+        self.budget = budget_bytes
+        self.begin = time.monotonic()
+        self.limit = limit
+        self.searcher = Searcher(graph, budget_bytes)
+        self.neighbourhoods = Neighbourhoods(self.searcher, workers=workers)
+        self.bound = graph.base_cost
+        self.small: tuple[int, ...] | None = None
+
+    def at(self, share: float) -> float:
+        """The clock's time when a share of the limit is over."""
+        return self.begin + share * self.limit
+
+    @property
+    def proven(self) -> bool:
+        return self.small is not None or (self.searcher.state.fits() and self.searcher.state.cost <= self.bound)
+
+    def work(self, effort: Effort) -> None:
+        """All that belongs to an effort, in shares of the limit."""
+        self._construct(self.at(0.3))
+        if effort == "fast":
+            self._raise_bound(self.at(0.6))
+            self._ruin(_ROUNDS, self.at(1))
+            return
+        self._raise_bound(self.at(0.35))
+        self._ruin(10 * _ROUNDS, self.at(0.4))
+        if effort == "optimal" and len(self.graph) <= _SMALL:
+            self._search()
+        for share in (0.7, 0.85) if effort == "balanced" else (0.45, 0.6, 0.75, 0.9):
+            self._exchange(self.at(share))
+            self._raise_bound(self.at(share + 0.5 * (1 - share)))
+        self._exchange(self.at(1))
+
+    def result(self) -> ScheduleResult:
+        """The best schedule, judged; an error if there is none."""
+        state = self.searcher.state
+        best = state.schedule() if self.small is None else self.small
+        seen = simulate(self.graph, best)
+        if seen.peak_bytes > self.budget:
+            floor = self.graph.working_set(self.graph.floor_op)
+            raise NoScheduleFoundError(
+                f"no schedule under {self.budget:,} bytes was found in {self.limit:g} s; the lowest peak reached is "
+                f"{seen.peak_bytes:,} bytes. That is no proof that there is none: the floor is {floor:,} bytes, "
+                f"set by op {self.graph.name(self.graph.floor_op)}. More time may help",
+                lowest_bytes=seen.peak_bytes,
+                floor_bytes=floor,
+            )
+        low = seen.cost if self.small is not None else min(self.bound, seen.cost)
+        late = time.monotonic() >= self.at(0.98)
+        ended = ScheduleStatus.TIME_LIMIT if late else ScheduleStatus.FINISHED
+        return ScheduleResult(
+            schedule=best,
+            timeline=seen,
+            budget_bytes=self.budget,
+            lower_bound=low,
+            status=ScheduleStatus.OPTIMAL if low == seen.cost else ended,
+            seconds=time.monotonic() - self.begin,
+        )
+
+    def _construct(self, deadline: float) -> None:
+        """A first schedule: the best of a quick and a patient repair."""
+        state = self.searcher.state
+        best: set[tuple[int, int]] | None = None
+        cost = math.inf
+        for patience in (0.0, 0.98):
+            state.replace(set())
+            if self.searcher.repair(patience=patience, deadline=deadline):
+                self.searcher.prune()
+                if state.cost < cost:
+                    best, cost = state.reruns(), state.cost
+        if best is not None:
+            state.replace(best)
+
+    def _ruin(self, rounds: int, deadline: float) -> None:
+        if self.searcher.state.fits() and not self.proven:
+            improve(self.searcher, rounds=rounds, deadline=deadline, enough=self.bound)
+
+    def _exchange(self, deadline: float) -> None:
+        if not self.proven:
+            self.neighbourhoods.run(deadline=deadline, enough=self.bound)
+
+    def _raise_bound(self, deadline: float) -> None:
+        if not self.proven:
+            state = self.searcher.state
+            enough = state.cost - self.graph.base_cost if state.fits() else None
+            extra = bound(self.graph, self.budget, deadline=deadline, enough=enough)
+            self.bound = max(self.bound, self.graph.base_cost + extra)
+
+    def _search(self) -> None:
+        """The exact search, if the rest has not settled it."""
+        if self.proven:
+            return
+        state = self.searcher.state
+        below = state.cost - self.graph.base_cost if state.fits() else self.graph.base_cost * len(self.graph) ** 2 + 1
+        try:
+            found = search(self.graph, self.budget, limit=_STATES, below=below)
+        except TimeoutError:
+            return
+        if found is not None:
+            self.small = found
+        elif state.fits():
+            self.small = state.schedule()
