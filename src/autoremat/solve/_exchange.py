@@ -28,6 +28,7 @@ import random
 import time
 from bisect import bisect_left
 from collections.abc import Iterable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -37,7 +38,16 @@ import numpy.typing as npt
 from autoremat.solve._reruns import Rerun, Reruns
 from autoremat.solve._ruin import Searcher
 
-_cp_model: Any = import_module("ortools.sat.python.cp_model")
+_EXCHANGE_S = 2.0
+"""Seconds for one exchange."""
+_QUICK_S = 0.3
+"""An exchange that took less is followed by a much larger one."""
+
+
+@cache
+def _solver() -> Any:
+    """CP-SAT; loaded when it is needed first, because that takes a second."""
+    return import_module("ortools.sat.python.cp_model")
 
 
 def candidates(state: Reruns, free: Iterable[int], *, depth: int) -> set[Rerun]:
@@ -76,7 +86,8 @@ class Exchange:
         n = self._n = state.n
         self._free = set(free)
         self._unit = math.gcd(*state.graph.nbytes) or 1
-        self._model = _cp_model.CpModel()
+        self._cp: Any = _solver()
+        self._model = self._cp.CpModel()
         self._runs: dict[int, Any] = {t * n + op: self._model.new_bool_var("") for t, op in sorted(choices)}
         self._kept = [key for key in state.keys if key % (n + 1) == 0 or key % n not in self._free]
         self._events = sorted({*self._kept, *self._runs})
@@ -104,22 +115,24 @@ class Exchange:
         time, room = 10 * max(1, graph.base_cost // unit), max(1, self.state.budget // self._unit)
         terms = [*runs, *self._over]
         weights = [c * max(1, room // time) for c in costs] + [max(1, time // room)] * len(self._over)
-        self._model.minimize(
-            _cp_model.LinearExpr.weighted_sum(terms, weights if self._over else costs)
-        )
+        self._model.minimize(self._cp.LinearExpr.weighted_sum(terms, weights if self._over else costs))
 
     def solve(self, *, seconds: float, seed: int, workers: int = 1) -> tuple[set[Rerun], bool]:
         """The best reruns found for the whole schedule, and whether they are the best there are."""
-        solver = _cp_model.CpSolver()
+        solver = self._cp.CpSolver()
         solver.parameters.max_time_in_seconds = max(seconds, 0.01)
         solver.parameters.num_workers = workers
+        # Measured: a full linear relaxation pays, presolve's searches for more do not.
+        solver.parameters.linearization_level = 2
+        solver.parameters.cp_model_probing_level = 0
+        solver.parameters.symmetry_level = 0
         solver.parameters.random_seed = seed
         status = solver.solve(self._model)
-        if status not in (_cp_model.OPTIMAL, _cp_model.FEASIBLE):
+        if status not in (self._cp.OPTIMAL, self._cp.FEASIBLE):
             return self.state.reruns(), False
         chosen = {divmod(key, self._n) for key, run in self._runs.items() if solver.boolean_value(run)}
         others = {divmod(key, self._n) for key in self._kept if key % (self._n + 1)}
-        return chosen | others, status == _cp_model.OPTIMAL
+        return chosen | others, status == self._cp.OPTIMAL
 
     def _still(self) -> npt.NDArray[np.int64]:
         """Bytes at each event of the values without a choice."""
@@ -144,6 +157,7 @@ class Exchange:
         made = set(self._by_op[op])
         points = sorted(made.union(*(self._by_op[u] for u in self.state.consumers[op])))
         points = [key for key in points if key >= op * (self._n + 1)]
+        # The first point is the first execution, which always runs: from the second on there is a segment before.
         before: Any = None
         for here, after in zip(points, [*points[1:], None], strict=True):
             run = self._runs.get(here, True)
@@ -163,7 +177,7 @@ class Exchange:
             model.add_hint(segment, self._spans(op, here, after))
             if here in made:
                 if run is not True:
-                    model.add_bool_or([segment.negated(), run, *([before] if before is not None else [])])
+                    model.add_bool_or([segment.negated(), run, before])
                     model.add_bool_or([before.negated(), run.negated()])
             else:
                 model.add_implication(segment, before)
@@ -200,7 +214,7 @@ class Exchange:
         unit = self._unit
         for row, left in room.items():
             sizes = [self._segments[i][3] // unit for i in row]
-            total = _cp_model.LinearExpr.weighted_sum([self._segments[i][2] for i in row], sizes)
+            total = self._cp.LinearExpr.weighted_sum([self._segments[i][2] for i in row], sizes)
             if fits:
                 self._model.add(total <= left // unit)
             else:
@@ -212,7 +226,7 @@ class Exchange:
 class Neighbourhoods:
     """Large neighbourhood search: exchanges of ever other free ops."""
 
-    def __init__(self, searcher: Searcher, *, seed: int = 0, workers: int = 2) -> None:
+    def __init__(self, searcher: Searcher, *, seed: int = 0, workers: int = 1) -> None:
         self.searcher = searcher
         self.state = searcher.state
         self.size = 20.0
@@ -222,17 +236,22 @@ class Neighbourhoods:
         self._ends = [row[0] for row in base.ends]
         self._over = [key // base.n for key in np.array(base.keys)[base.excess() > 0].tolist()]
 
-    def run(self, *, deadline: float, enough: int = 0) -> None:
-        """Improve the schedule until the deadline, or until it costs no more than `enough`."""
+    def run(self, *, deadline: float, enough: int, fit: bool = False) -> None:
+        """Improve the schedule until the deadline, it costs no more than `enough`, or with `fit` it fits."""
         state = self.state
-        while (left := deadline - time.monotonic()) > 0 and not (state.fits() and state.cost <= enough):
+        while (left := deadline - time.monotonic()) > 0 and not (
+            state.fits() and (fit or state.cost <= enough)
+        ):
+            begin = time.monotonic()
             free = self._pick()
             exchange = Exchange(state, free, candidates(state, free, depth=self._random.choice((1, 2, 2, 3))))
             better, done = exchange.solve(
-                seconds=min(left, 2.0), seed=self._random.randrange(2**31), workers=self._workers
+                seconds=min(left, _EXCHANGE_S), seed=self._random.randrange(2**31), workers=self._workers
             )
             self._take(better)
-            self.size = min(state.n, self.size * 1.05 + 0.5) if done else max(5.0, self.size * 0.9)
+            took = time.monotonic() - begin
+            growth = 1.3 if took < _QUICK_S else 1.05
+            self.size = min(state.n, self.size * growth + 0.5) if done else max(5.0, self.size * 0.9)
 
     def _take(self, better: set[Rerun]) -> None:
         """Accept what the exchange found if it is better as it runs."""

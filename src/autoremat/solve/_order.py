@@ -4,14 +4,16 @@
 `simulate` sees it, is within the budget. First executions keep the input order; an op may run again any number of times,
 anywhere.
 
-**Method.** Four parts, each in its own file, none of which judges itself:
+**Method.** Parts, each in its own file, none of which judges itself:
 
 - `_ruin`: a schedule by greedy repair, then ruin and recreate;
 - `_exchange`: large neighbourhood search with exact moves (CP-SAT);
 - `_stages`: a lower bound that no schedule is below (HiGHS);
+- `_floor`: what peak no schedule is below;
 - `_states`: exact search over sets of values, for small graphs.
 
-**Optimality.** A result is called optimal only if its time meets the lower bound. Schedules of the first two parts
+**Optimality.** A result is called optimal only if its time meets the lower bound, up to the bound's own
+tolerance, 1e-6 of the recompute time. Schedules of the first two
 run an op at most once between two first executions; the bound holds for all schedules.
 
 **Reproducibility.** Seeds are fixed. What a time limit cuts short depends on the machine; `effort="fast"` counts
@@ -28,9 +30,10 @@ from typing import Literal, get_args
 
 from autoremat._errors import AutorematError, InfeasibleBudgetError
 from autoremat.solve._exchange import Neighbourhoods
+from autoremat.solve._floor import Floor, floor
 from autoremat.solve._ruin import Searcher, improve
 from autoremat.solve._schedule import OpGraph, Timeline, simulate
-from autoremat.solve._stages import bound
+from autoremat.solve._stages import TOLERANCE, Bounder
 from autoremat.solve._states import search
 
 Effort = Literal["fast", "balanced", "optimal"]
@@ -101,7 +104,7 @@ def schedule(
     *,
     effort: Effort = "balanced",
     time_limit_s: float | None = None,
-    workers: int = 2,
+    workers: int = 1,
 ) -> ScheduleResult:
     """Return a schedule of little time whose peak is within `budget_bytes`.
 
@@ -112,43 +115,44 @@ def schedule(
     - `time_limit_s`: seconds, in place of the limit that goes with the effort.
     - `workers`: threads of CP-SAT.
 
-    Raises `InfeasibleBudgetError` if the budget is below the largest working set of an op, and
+    Raises `InfeasibleBudgetError` if it is proven that no schedule has such a peak, and
     `NoScheduleFoundError` if no schedule was found in time.
     """
     if effort not in get_args(Effort):
         raise ValueError(f"effort is one of {', '.join(get_args(Effort))}; got {effort!r}")
     if time_limit_s is not None and not time_limit_s > 0:
         raise ValueError(f"time_limit_s must be positive; got {time_limit_s!r}")
-    _check_floor(graph, budget_bytes)
+    least = floor(graph)
+    if budget_bytes < least.nbytes:
+        raise _infeasible(graph, budget_bytes, least, "what must be alive together is more")
     limit = _DEFAULT_S[effort][len(graph) > _LARGE] if time_limit_s is None else time_limit_s
-    run = _Run(graph, budget_bytes, limit, workers)
+    run = _Run(graph, budget_bytes, least, limit, workers)
     run.work(effort)
     return run.result()
 
 
-def _check_floor(graph: OpGraph, budget_bytes: int) -> None:
-    op = graph.floor_op
-    floor = graph.working_set(op)
-    if budget_bytes < floor:
-        raise InfeasibleBudgetError(
-            f"the budget of {budget_bytes:,} bytes is below {floor:,} bytes, which op {graph.name(op)} needs by "
-            f"itself, for its inputs and its output: no schedule has a lower peak",
-            floor_bytes=floor,
-            op=graph.name(op),
-        )
+def _infeasible(graph: OpGraph, budget_bytes: int, least: Floor, reason: str) -> InfeasibleBudgetError:
+    name = graph.name(least.op)
+    return InfeasibleBudgetError(
+        f"no schedule has a peak within {budget_bytes:,} bytes: {reason}. The floor is {least.nbytes:,} bytes, set by op "
+        f"{name}, whose inputs and output alone are {graph.working_set(least.op):,}",
+        floor_bytes=least.nbytes,
+        op=name,
+    )
 
 
 class _Run:
     """One call of `schedule`: the best schedule and the best bound so far, and the clock."""
 
-    def __init__(self, graph: OpGraph, budget_bytes: int, limit: float, workers: int) -> None:
+    def __init__(self, graph: OpGraph, budget_bytes: int, least: Floor, limit: float, workers: int) -> None:
         self.graph = graph
+        self.floor = least
         self.budget = budget_bytes
         self.begin = time.monotonic()
         self.limit = limit
         self.searcher = Searcher(graph, budget_bytes)
         self.neighbourhoods = Neighbourhoods(self.searcher, workers=workers)
-        self.bound = graph.base_cost
+        self.bounder = Bounder(graph, budget_bytes)
         self.small: tuple[int, ...] | None = None
 
     def at(self, share: float) -> float:
@@ -156,8 +160,19 @@ class _Run:
         return self.begin + share * self.limit
 
     @property
+    def bound(self) -> int:
+        """A time that no schedule is below."""
+        return self.graph.base_cost + self.bounder.best
+
+    @property
     def proven(self) -> bool:
-        return self.small is not None or (self.searcher.state.fits() and self.searcher.state.cost <= self.bound)
+        """Whether the schedule is known to be the best."""
+        state = self.searcher.state
+        return self.small is not None or (state.fits() and self._meets(state.cost))
+
+    def _meets(self, cost: int) -> bool:
+        """Whether a time is as low as the bound, which was lowered for rounding errors."""
+        return cost - self.bound <= 2 * TOLERANCE * (cost - self.graph.base_cost)
 
     def work(self, effort: Effort) -> None:
         """All that belongs to an effort, in shares of the limit."""
@@ -166,14 +181,19 @@ class _Run:
             self._raise_bound(self.at(0.6))
             self._ruin(_ROUNDS, self.at(1))
             return
-        self._raise_bound(self.at(0.35))
-        self._ruin(10 * _ROUNDS, self.at(0.4))
         if effort == "optimal" and len(self.graph) <= _SMALL:
             self._search()
-        for share in (0.7, 0.85) if effort == "balanced" else (0.45, 0.6, 0.75, 0.9):
-            self._exchange(self.at(share))
-            self._raise_bound(self.at(share + 0.5 * (1 - share)))
-        self._exchange(self.at(1))
+        self._exchange(self.at(0.9), fit=True)
+        self._raise_bound(self._share(0.15))
+        self._ruin(10 * _ROUNDS, self._share(0.1))
+        for share in (0.5, 1.0) if effort == "balanced" else (0.2, 0.3, 0.5, 1.0):
+            self._exchange(self._share(0.6 * share))
+            self._raise_bound(self._share(share))
+
+    def _share(self, share: float) -> float:
+        """The clock's time when a share of what is left of the limit is over."""
+        now = time.monotonic()
+        return now + share * max(0.0, self.at(1) - now)
 
     def result(self) -> ScheduleResult:
         """The best schedule, judged; an error if there is none."""
@@ -181,15 +201,14 @@ class _Run:
         best = state.schedule() if self.small is None else self.small
         seen = simulate(self.graph, best)
         if seen.peak_bytes > self.budget:
-            floor = self.graph.working_set(self.graph.floor_op)
             raise NoScheduleFoundError(
                 f"no schedule under {self.budget:,} bytes was found in {self.limit:g} s; the lowest peak reached is "
-                f"{seen.peak_bytes:,} bytes. That is no proof that there is none: the floor is {floor:,} bytes, "
-                f"set by op {self.graph.name(self.graph.floor_op)}. More time may help",
+                f"{seen.peak_bytes:,} bytes. That is no proof that there is none: the floor is {self.floor.nbytes:,} "
+                f"bytes, set by op {self.graph.name(self.floor.op)}. More time may help",
                 lowest_bytes=seen.peak_bytes,
-                floor_bytes=floor,
+                floor_bytes=self.floor.nbytes,
             )
-        low = seen.cost if self.small is not None else min(self.bound, seen.cost)
+        low = seen.cost if self.small is not None or self._meets(seen.cost) else self.bound
         late = time.monotonic() >= self.at(0.98)
         ended = ScheduleStatus.TIME_LIMIT if late else ScheduleStatus.FINISHED
         return ScheduleResult(
@@ -219,23 +238,23 @@ class _Run:
         if self.searcher.state.fits() and not self.proven:
             improve(self.searcher, rounds=rounds, deadline=deadline, enough=self.bound)
 
-    def _exchange(self, deadline: float) -> None:
+    def _exchange(self, deadline: float, *, fit: bool = False) -> None:
         if not self.proven:
-            self.neighbourhoods.run(deadline=deadline, enough=self.bound)
+            enough = self.bound + round(TOLERANCE * (self.searcher.state.cost - self.graph.base_cost))
+            self.neighbourhoods.run(deadline=deadline, enough=enough, fit=fit)
 
     def _raise_bound(self, deadline: float) -> None:
         if not self.proven:
             state = self.searcher.state
             enough = state.cost - self.graph.base_cost if state.fits() else None
-            extra = bound(self.graph, self.budget, deadline=deadline, enough=enough)
-            self.bound = max(self.bound, self.graph.base_cost + extra)
+            self.bounder.run(deadline=deadline, enough=enough)
 
     def _search(self) -> None:
-        """The exact search, if the rest has not settled it."""
+        """The exact search, unless the schedule is proven or the graph has too many states."""
+        state = self.searcher.state
         if self.proven:
             return
-        state = self.searcher.state
-        below = state.cost - self.graph.base_cost if state.fits() else self.graph.base_cost * len(self.graph) ** 2 + 1
+        below = state.cost - self.graph.base_cost if state.fits() else None
         try:
             found = search(self.graph, self.budget, limit=_STATES, below=below)
         except TimeoutError:
@@ -244,3 +263,6 @@ class _Run:
             self.small = found
         elif state.fits():
             self.small = state.schedule()
+        else:
+            reason = "all schedules with first executions in input order were searched"
+            raise _infeasible(self.graph, self.budget, self.floor, reason)

@@ -100,7 +100,8 @@ class Reruns:
     def add(self, stage: int, op: int) -> None:
         """Run `op` again in `stage`."""
         key = stage * self.n + op
-        assert op < stage and key not in self._dying
+        assert op < stage
+        assert key not in self._dying
         i = self.copy_at(op, key)
         end = self.ends[op][i]
         self._insert(key)
@@ -122,7 +123,8 @@ class Reruns:
         """Undo `add`."""
         key = stage * self.n + op
         i = bisect_left(self.starts[op], key)
-        assert op < stage and self.starts[op][i] == key
+        assert op < stage
+        assert self.starts[op][i] == key
         end = self.ends[op][i]
         self._memory[self.position(key) : self.position(end) + 1] -= self.graph.nbytes[op]
         self._dying[end] -= self.graph.nbytes[op]

@@ -72,9 +72,7 @@ class Searcher:
             pivot = int(excess.argmax())
             if excess[pivot] == 0:
                 return True
-            if time.monotonic() > deadline or not self._lower(
-                state.keys[pivot], excess, noise, patience
-            ):
+            if time.monotonic() > deadline or not self._lower(state.keys[pivot], excess, noise, patience):
                 return False
 
     def _lower(self, key: int, excess: npt.NDArray[np.int64], noise: float, patience: float) -> bool:
@@ -150,9 +148,7 @@ class Searcher:
             return [use // n]
         return [use // n, end // n if end % n >= op else end // n - 1]
 
-    def _drop(
-        self, op: int, last: int, stage: int, excess: npt.NDArray[np.int64], bar: float
-    ) -> Drop | None:
+    def _drop(self, op: int, last: int, stage: int, excess: npt.NDArray[np.int64], bar: float) -> Drop | None:
         state = self.state
         key = stage * self.n + op
         a, b = state.position(last) + 1, state.position(key)

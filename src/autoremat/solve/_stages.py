@@ -18,7 +18,7 @@ memory of all other events. The least such sum is the bound; gates are few, so t
 stage for each op (Jain et al., *Checkmate*, MLSys 2020).
 
 **Few gates are often better than many.** The fractional program smears a value's reruns over the blocks; long blocks
-leave it less to smear. So `bound` solves integer programs with ever more gates, as long as its time lasts.
+leave it less to smear. So `Bounder` solves integer programs with ever more gates, as long as its time lasts.
 
 **Method and exactness.** SciPy's HiGHS; its dual bound is valid whenever it stops. It computes in floating point: the bound is
 lowered by `TOLERANCE` of the recompute time, then rounded up to a multiple of the costs' common divisor.
@@ -32,17 +32,22 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import numpy as np
-from scipy import optimize, sparse
-
 from autoremat.solve._schedule import OpGraph, simulate
+
+# SciPy has no types.
+_optimize: Any = import_module("scipy.optimize")
+_sparse: Any = import_module("scipy.sparse")
 
 TOLERANCE = 1e-6
 """What floating point may be wrong by, relative to the recompute time."""
 
 _GROWTH = 1.6
+_PATIENCE = 0.6
+"""The share of the time left that one number of gates may take."""
 
 
 @dataclass(slots=True)
@@ -81,24 +86,25 @@ class Stages:
             self._block(k, start, end)
             start = end + 1
 
-    def solve(self, seconds: float) -> int:
-        """A lower bound on the recompute time; 0 if none was found in time."""
-        matrix = sparse.csr_array(
+    def solve(self, seconds: float) -> tuple[int, bool]:
+        """A lower bound on the recompute time, 0 if none was found in time; and whether more time cannot raise it."""
+        matrix = _sparse.csr_array(
             (self._rows.values, (self._rows.rows, self._rows.columns)),
             shape=(len(self._rows.low), len(self._costs)),
         )
         top = max(self._costs, default=0) or 1.0
-        found: Any = optimize.milp(
+        found: Any = _optimize.milp(
             np.array(self._costs) / top,
-            constraints=optimize.LinearConstraint(matrix, self._rows.low, self._rows.high),
-            bounds=optimize.Bounds(0, 1),
+            constraints=_optimize.LinearConstraint(matrix, self._rows.low, self._rows.high),
+            bounds=_optimize.Bounds(0, 1),
             integrality=np.ones(len(self._costs)),
             options={"time_limit": max(seconds, 0.05), "mip_rel_gap": 0.0},
         )
         value = getattr(found, "mip_dual_bound", None)
         if value is None or not math.isfinite(value):
-            return 0
-        return math.ceil(max(0.0, value * top * (1 - TOLERANCE) - TOLERANCE)) * self._unit
+            return 0, False
+        least = math.ceil(max(0.0, value * top * (1 - TOLERANCE) - TOLERANCE))
+        return least * self._unit, found.status == 0
 
     def _block(self, k: int, start: int, end: int) -> None:
         """Variables and rows of block `k`, in which ops `start` to `end` run first."""
@@ -154,25 +160,32 @@ def gates(graph: OpGraph, budget_bytes: int, count: int) -> list[int]:
     return sorted(chosen)
 
 
-def bound(graph: OpGraph, budget_bytes: int, *, deadline: float, enough: int | None = None) -> int:
-    """A lower bound on the recompute time of any schedule under the budget, by ever more gates.
+class Bounder:
+    """Raises a lower bound on the recompute time by ever more gates, as long as it is given time.
 
-    Stops at the deadline (`time.monotonic`), when all ops over the budget are gates, or when the bound
-    reaches `enough`.
+    What was solved to its end is not solved again; what was stopped is tried again with the time of the next
+    call.
     """
-    best, count, last = 0, 1.0, 0
-    while True:
-        chosen = gates(graph, budget_bytes, math.ceil(count))
-        left = deadline - time.monotonic()
-        if left <= 0 or not chosen:
-            return best
-        if len(chosen) > last:
-            best = max(best, Stages(graph, budget_bytes, chosen).solve(left / 2))
-            if enough is not None and best >= enough:
-                return best
-            if count >= len(graph):
-                return best
-            last = len(chosen)
-        count = min(count * _GROWTH, len(graph)) if count < len(graph) else len(graph) + 1
-        if count > len(graph):
-            return best
+
+    def __init__(self, graph: OpGraph, budget_bytes: int) -> None:
+        self.best = 0
+        self._graph = graph
+        self._budget = budget_bytes
+        all_over = len(gates(graph, budget_bytes, len(graph)))
+        counts = [1]
+        while counts[-1] < all_over:
+            counts.append(min(all_over, math.ceil(counts[-1] * _GROWTH)))
+        self._counts = counts if all_over else []
+
+    def run(self, *, deadline: float, enough: int | None = None) -> int:
+        """Continue until the deadline (`time.monotonic`), or until the bound reaches `enough`; returns the bound."""
+        for count in list(self._counts):
+            left = deadline - time.monotonic()
+            if left <= 0 or (enough is not None and self.best >= enough):
+                break
+            chosen = gates(self._graph, self._budget, count)
+            found, finished = Stages(self._graph, self._budget, chosen).solve(_PATIENCE * left)
+            self.best = max(self.best, found)
+            if finished:
+                self._counts.remove(count)
+        return self.best

@@ -21,8 +21,8 @@ State = tuple[int, int]
 """(ops that have run first, bit mask of values alive)"""
 
 
-def search(graph: OpGraph, budget_bytes: int, *, limit: int, below: int) -> tuple[int, ...] | None:
-    """A schedule with least time, if that is less than `below` extra; `None` if there is none.
+def search(graph: OpGraph, budget_bytes: int, *, limit: int, below: int | None) -> tuple[int, ...] | None:
+    """A schedule with least time; with `below`, if that is less than `below` extra. `None` if there is none.
 
     Raises `TimeoutError` after `limit` states.
     """
@@ -45,7 +45,7 @@ def search(graph: OpGraph, budget_bytes: int, *, limit: int, below: int) -> tupl
             raise TimeoutError
         for after, op, extra in _steps(graph, needs, budget_bytes, ran, alive):
             total = spent + extra
-            if total < below and total < cost.get(after, total + 1):
+            if (below is None or total < below) and total < cost.get(after, total + 1):
                 cost[after] = total
                 came[after] = state, op
                 heapq.heappush(heap, (total, -after[0], after))
