@@ -177,8 +177,8 @@ class Exchange:
             model.add_hint(segment, self._spans(op, here, after))
             if here in made:
                 if run is not True:
-                    model.add_bool_or([segment.negated(), run, before])
-                    model.add_bool_or([before.negated(), run.negated()])
+                    model.add_bool_or([~segment, run, before])
+                    model.add_bool_or([~before, ~run])
             else:
                 model.add_implication(segment, before)
             self._charge(at + 1, self._at(after) + (after not in made), segment, size)

@@ -186,8 +186,8 @@ class _Run:
         self._exchange(self.at(0.9), fit=True)
         self._raise_bound(self._share(0.15))
         self._ruin(10 * _ROUNDS, self._share(0.1))
-        for share in (0.5, 1.0) if effort == "balanced" else (0.2, 0.3, 0.5, 1.0):
-            self._exchange(self._share(0.6 * share))
+        for share in (1.0,) if effort == "balanced" else (0.2, 0.4, 1.0):
+            self._exchange(self._share(0.55 * share))
             self._raise_bound(self._share(share))
 
     def _share(self, share: float) -> float:

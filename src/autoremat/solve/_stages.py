@@ -36,6 +36,7 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
+
 from autoremat.solve._schedule import OpGraph, simulate
 
 # SciPy has no types.
@@ -184,7 +185,8 @@ class Bounder:
             if left <= 0 or (enough is not None and self.best >= enough):
                 break
             chosen = gates(self._graph, self._budget, count)
-            found, finished = Stages(self._graph, self._budget, chosen).solve(_PATIENCE * left)
+            share = _PATIENCE if len(self._counts) > 1 else 1.0
+            found, finished = Stages(self._graph, self._budget, chosen).solve(share * left)
             self.best = max(self.best, found)
             if finished:
                 self._counts.remove(count)
