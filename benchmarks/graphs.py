@@ -186,6 +186,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--limit", type=float, default=120, help='seconds for effort="optimal"; 0: leave it out'
     )
+    parser.add_argument("--largest", type=int, default=400, help='the most ops for effort="optimal"')
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args(argv)
     console = Console(width=200)

@@ -176,7 +176,7 @@ class Exchange:
             segment = model.new_bool_var("")
             model.add_hint(segment, self._spans(op, here, after))
             if here in made:
-                if run is not True:
+                if before is not None and run is not True:
                     model.add_bool_or([~segment, run, before])
                     model.add_bool_or([~before, ~run])
             else:
