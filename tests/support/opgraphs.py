@@ -7,7 +7,6 @@ alive: it enumerates every schedule whose first executions follow the input orde
 from __future__ import annotations
 
 import heapq
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -99,8 +98,3 @@ def _closed(
             elif not needs[op] & ~kept and held[other] <= budget_bytes:
                 heapq.heappush(work, (spent + graph.cost[op], other))
     return best
-
-
-def read_json(name: str) -> dict[str, object]:
-    """A published file as it is."""
-    return json.loads((FOLDER / f"{name}.json").read_text("utf-8"))

@@ -110,7 +110,7 @@ def schedule(
 
     **Arguments:**
 
-    - `effort`: `"fast"`, greedy repair and local search; `"balanced"`, also large neighbourhood search and a good
+    - `effort`: `"fast"`, greedy repair and local search, 2 s for up to 400 ops, 20 s above; `"balanced"`, also large neighbourhood search and a good
         bound, 10 s for up to 400 ops, 60 s above; `"optimal"`, until the bound is met or the time is over.
     - `time_limit_s`: seconds, in place of the limit that goes with the effort.
     - `workers`: threads of CP-SAT.
@@ -122,11 +122,12 @@ def schedule(
         raise ValueError(f"effort is one of {', '.join(get_args(Effort))}; got {effort!r}")
     if time_limit_s is not None and not time_limit_s > 0:
         raise ValueError(f"time_limit_s must be positive; got {time_limit_s!r}")
+    begin = time.monotonic()
     least = floor(graph)
     if budget_bytes < least.nbytes:
         raise _infeasible(graph, budget_bytes, least, "what must be alive together is more")
     limit = _DEFAULT_S[effort][len(graph) > _LARGE] if time_limit_s is None else time_limit_s
-    run = _Run(graph, budget_bytes, least, limit, workers)
+    run = _Run(graph, budget_bytes, least, begin=begin, limit=limit, workers=workers)
     run.work(effort)
     return run.result()
 
@@ -144,11 +145,13 @@ def _infeasible(graph: OpGraph, budget_bytes: int, least: Floor, reason: str) ->
 class _Run:
     """One call of `schedule`: the best schedule and the best bound so far, and the clock."""
 
-    def __init__(self, graph: OpGraph, budget_bytes: int, least: Floor, limit: float, workers: int) -> None:
+    def __init__(
+        self, graph: OpGraph, budget_bytes: int, least: Floor, *, begin: float, limit: float, workers: int
+    ) -> None:
         self.graph = graph
         self.floor = least
         self.budget = budget_bytes
-        self.begin = time.monotonic()
+        self.begin = begin
         self.limit = limit
         self.searcher = Searcher(graph, budget_bytes)
         self.neighbourhoods = Neighbourhoods(self.searcher, workers=workers)
@@ -178,8 +181,9 @@ class _Run:
         """All that belongs to an effort, in shares of the limit."""
         self._construct(self.at(0.3))
         if effort == "fast":
-            self._raise_bound(self.at(0.6))
-            self._ruin(_ROUNDS, self.at(1))
+            self._exchange(self.at(1), fit=True)
+            self._ruin(_ROUNDS, self.at(0.7))
+            self._raise_bound(self.at(1))
             return
         if effort == "optimal" and len(self.graph) <= _SMALL:
             self._search()
