@@ -193,6 +193,8 @@ class _Run:
         for share in (1.0,) if effort == "balanced" else (0.2, 0.4, 1.0):
             self._exchange(self._share(0.55 * share))
             self._raise_bound(self._share(share))
+        if effort == "optimal":
+            self._exchange(self.at(1))
 
     def _share(self, share: float) -> float:
         """The clock's time when a share of what is left of the limit is over."""

@@ -123,6 +123,7 @@ class Searcher:
 
     @property
     def n(self) -> int:
+        """Number of ops; a key is stage * n + op."""
         return self.state.n
 
     def _drops(self, op: int, key: int, excess: npt.NDArray[np.int64], bar: float) -> Iterator[Drop]:
