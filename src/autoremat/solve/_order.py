@@ -22,7 +22,6 @@ rounds instead, and is cut short only by its limit.
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -31,6 +30,7 @@ from typing import Literal, get_args
 from autoremat._errors import AutorematError, InfeasibleBudgetError
 from autoremat.solve._exchange import Neighbourhoods
 from autoremat.solve._floor import Floor, floor
+from autoremat.solve._reruns import Rerun
 from autoremat.solve._ruin import Searcher, improve
 from autoremat.solve._schedule import OpGraph, Timeline, simulate
 from autoremat.solve._stages import TOLERANCE, Bounder
@@ -227,18 +227,15 @@ class _Run:
         )
 
     def _construct(self, deadline: float) -> None:
-        """A first schedule: the best of a quick and a patient repair."""
+        """A first schedule: the best of a quick and a patient repair, or the one that is least over the budget."""
         state = self.searcher.state
-        best: set[tuple[int, int]] | None = None
-        cost = math.inf
+        found: list[tuple[int, int, set[Rerun]]] = []
         for patience in (0.0, 0.98):
             state.replace(set())
             if self.searcher.repair(patience=patience, deadline=deadline):
                 self.searcher.prune()
-                if state.cost < cost:
-                    best, cost = state.reruns(), state.cost
-        if best is not None:
-            state.replace(best)
+            found.append((int(state.excess().sum()), state.cost, state.reruns()))
+        state.replace(min(found, key=lambda f: f[:2])[2])
 
     def _ruin(self, rounds: int, deadline: float) -> None:
         if self.searcher.state.fits() and not self.proven:
