@@ -17,7 +17,7 @@ tolerance, 1e-6 of the recompute time. Schedules of the first two
 run an op at most once between two first executions; the bound holds for all schedules.
 
 **Reproducibility.** Seeds are fixed. What a time limit cuts short depends on the machine; `effort="fast"` counts
-rounds instead, and is cut short only by its limit.
+rounds instead: its schedule is always the same where greedy repair succeeds and the limit is not reached.
 """
 
 from __future__ import annotations
