@@ -590,9 +590,3 @@ def argument_names(fun: Callable[..., Any], args: Any, kwargs: Any) -> Sequence[
     """The names of the flat arguments, as JAX's reports give them: `x`, `params['w']`."""
     names = _api_util.debug_info("saved_residuals", fun, args, kwargs).arg_names
     return names or ()
-
-
-def random_impl_of(dtype: Any) -> str | None:
-    """The name of the implementation of a typed PRNG key, or `None` for another dtype."""
-    impl = getattr(dtype, "_impl", None)
-    return getattr(impl, "name", None)
