@@ -69,15 +69,15 @@ def one_op(primitive, **kwargs):
 @pytest.mark.usefixtures("registry")
 class TestUnknown:
     def test_the_warning_names_all_that_is_needed(self):
-        graph = one_op("my_kernel", source="model.py:7:3 (attend)")
+        graph = one_op("no_kernel", source="model.py:7:3 (attend)")
         with pytest.warns(UnknownPrimitiveWarning) as caught:
             cost = op_cost(graph, graph.ops[0])
         assert cost == Cost(vector_flops=4, bytes_moved=132)
         assert str(caught[0].message) == (
-            "No cost rule for the primitive 'my_kernel': (float32[4,8]) -> (int8[4]) at model.py:7:3 (attend).\n"
+            "No cost rule for the primitive 'no_kernel': (float32[4,8]) -> (int8[4]) at model.py:7:3 (attend).\n"
             "A conservative default is used: one FLOP per output element, every operand and result moved "
             "through\nmemory, not fused. If that is wrong, register a rule before planning:\n\n"
-            '    @autoremat.register_cost("my_kernel")\n'
+            '    @autoremat.register_cost("no_kernel")\n'
             "    def cost(op, inputs, outputs):\n"
             "        return autoremat.Cost(vector_flops=..., bytes_moved=...)\n"
         )
@@ -97,7 +97,7 @@ class TestUnknown:
             assert op_cost(graph, graph.ops[0]).flops == 4 + 3 * 4
 
     def test_it_is_not_fused(self):
-        assert not is_fusible("my_kernel")
+        assert not is_fusible("no_kernel")
 
     def test_a_call_without_a_program_is_unknown(self):
         graph = one_op("custom_partitioning")
@@ -108,11 +108,11 @@ class TestUnknown:
 @pytest.mark.usefixtures("registry")
 class TestRegister:
     def test_a_registered_rule_is_used(self):
-        @register_cost("my_kernel")
+        @register_cost("no_kernel")
         def rule(op, inputs, outputs):
             return Cost(matrix_flops=2 * inputs[0].size, bytes_moved=outputs[0].nbytes)
 
-        graph = one_op("my_kernel")
+        graph = one_op("no_kernel")
         assert op_cost(graph, graph.ops[0]) == Cost(matrix_flops=64, bytes_moved=4)
 
     def test_a_rule_can_be_replaced(self):
