@@ -120,7 +120,12 @@ def new_jaxpr(
     effects = _pe.make_jaxpr_effects((), list(invars), list(outvars), list(eqns))
     what = (like.debug_info.traced_for, like.debug_info.func_src_info) if like else ("equations", "")
     debug = _core.DebugInfo(*what, ("",) * len(invars), None)
-    return _core.Jaxpr((), list(invars), list(outvars), list(eqns), effects, debug)
+    if not hasattr(_core.Jaxpr, "is_high") or not _CLOSED_IS_OPEN:
+        return _core.Jaxpr((), list(invars), list(outvars), list(eqns), effects, debug)
+    is_high = any(v.aval.is_high for v in (*invars, *outvars)) or any(
+        e.primitive.is_high(*(v.aval for v in e.invars), **e.params) for e in eqns
+    )
+    return _core.Jaxpr((), list(invars), list(outvars), list(eqns), effects, debug, is_high)
 
 
 def new_eqn(
@@ -398,7 +403,9 @@ def batch_jaxpr(
     The outputs that `forced` marks are batched whether they depend on a batched input or not.
     """
     destinations = [0 if f else _batching.zero_if_mapped for f in forced or [False] * len(jaxpr.outvars)]
-    batched, out_batched = _batching.batch_jaxpr_axes(close_jaxpr(jaxpr), axis_data, list(dims), destinations)
+    batched, out_batched = _batching.batch_jaxpr_axes(
+        close_jaxpr(jaxpr.replace()), axis_data, list(dims), destinations
+    )
     opened, consts = open_jaxpr(batched)
     return hoist_constants(opened), list(consts), list(out_batched)
 
@@ -420,23 +427,22 @@ def batch_custom_lin(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *
     rule, in_zeros, num_res = params["bwd"], params["in_zeros"], params["num_res"]
     size = axis_data.size
 
-    def cotangents(res: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-        found = rule.call_wrapped(*res, *cts)
+    def cotangents(*operands: Any) -> list[Any]:
+        found = rule.call_wrapped(*operands)
         found = found[0] if _RULES_RETURN_LOGS else found
         return [_instantiated(ct) for ct, zero in zip(found, in_zeros, strict=True) if not zero]
 
     def batched_rule(*operands: Any) -> Any:
         res, cts = operands[:num_res], [_instantiated(ct) for ct in operands[num_res:]]
-        several = jax.vmap(
-            cotangents,
-            (list(dims[:num_res]), 0),
-            axis_size=size,
-            axis_name=None if axis_data.name is _core.no_axis_name else axis_data.name,
-            spmd_axis_name=axis_data.spmd_name,
-        )(list(res), cts)
+        wrapped = _lu.wrap_init(cotangents, debug_info=rule.debug_info)
+        batched, out_dims = _batching.batch_subtrace(
+            wrapped, _core.TraceTag(), axis_data, (*dims[:num_res], *(0 for _ in cts))
+        )
+        several = batched.call_wrapped(*res, *cts)
+        # As in JAX: what the rule returns unbatched for an operand that all examples share is the sum already.
         found = iter(
-            ct.sum(0) if d is None else _batching.moveaxis(ct, 0, d)
-            for ct, d in zip(several, dims[num_res:], strict=True)
+            (ct if s is None else ct.sum(s)) if d is None else _batching.matchaxis(axis_data, s, d, ct)
+            for ct, s, d in zip(several, out_dims(), dims[num_res:], strict=True)
         )
         all_cts = [None if zero else next(found) for zero in in_zeros]
         return (all_cts, None) if _RULES_RETURN_LOGS else all_cts

@@ -228,3 +228,50 @@ def test_higher_derivatives_of_rules_and_branches(f: Callable[..., Any]):
 
     second = lambda loss: jax.grad(lambda w: jnp.sum(jax.grad(loss)(w) ** 2))(W)
     np.testing.assert_allclose(second(of(dots)), second(of(lambda f: f)), rtol=1e-3)
+
+
+@jax.custom_vjp
+def summed_by_its_rule(x: Any, w: Any) -> Any:
+    return x * w
+
+
+summed_by_its_rule.defvjp(
+    lambda x, w: (x * w, (x, w)), lambda res, ct: (ct * res[1], jax.lax.psum(ct * res[0], "i"))
+)
+
+
+@jax.custom_vjp
+def shared(x: Any) -> Any:
+    return jax.lax.psum(x, "i")
+
+
+shared.defvjp(lambda x: (jax.lax.psum(x, "i"), None), lambda _, ct: (ct,))
+
+
+@jax.custom_vjp
+def straight_through(x: Any, w: Any) -> Any:
+    return w
+
+
+straight_through.defvjp(lambda x, w: (w, None), lambda _, ct: (ct, jnp.zeros_like(ct)))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, w: summed_by_its_rule(x, w),
+        lambda x, w: shared(x) * x * w,
+        lambda x, w: straight_through(x, w) * x,
+    ],
+    ids=["sums over the batch", "a result that all share", "straight through"],
+)
+def test_rules_of_what_examples_share(f: Callable[..., Any]):
+    """Where operands or results are shared, JAX calls a rule with sums over the batch."""
+    x, w = jnp.arange(1.0, 5.0), jnp.float32(2.0)
+
+    def of(checkpoint: Callable[[Any], Any]) -> Any:
+        batched = jax.vmap(checkpoint(f), (0, None), axis_name="i")
+        return lambda x, w: (batched(x, w) * x).sum()
+
+    same(of(dots), of(lambda f: f), x, w)
+    same(of(dots), of(jax.checkpoint), x, w)

@@ -454,6 +454,28 @@ def test_caches_keep_nothing_alive() -> None:
     assert [r() for r in references] == [None, None]
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda f: jax.grad(f)(1.0),
+        lambda f: jax.jvp(f, (1.0,), (1.0,)),
+        lambda f: jax.jvp(jax.grad(f), (1.0,), (1.0,)),
+        lambda f: jax.grad(lambda x: jax.vmap(f)(x).sum())(jnp.ones(3)),
+    ],
+    ids=["grad", "jvp", "jvp of grad", "grad of vmap"],
+)
+def test_programs_do_not_outlive_their_functions(use: Any) -> None:
+    def equations_after(functions: int) -> int:
+        for i in range(functions):
+            use(checkpoint(lambda x, i=i: jnp.sin(jnp.tanh(x) * i) * x))
+        gc.collect()
+        return sum(type(o).__name__ == "JaxprEqn" for o in gc.get_objects())
+
+    equations_after(3)
+    before = equations_after(3)
+    assert equations_after(9) <= before + 30  # caches of JAX hold what was used last
+
+
 def test_a_mistake_inside_is_reported_where_it_is() -> None:
     with pytest.raises(jax.errors.UnexpectedTracerError):
         leaked = []

@@ -182,3 +182,18 @@ def barriers(checkpoint: Any, prevent_cse: Any) -> int:
 @pytest.mark.parametrize("prevent_cse", [True, False, (False, False), (True, False)])
 def test_what_is_kept_is_guarded_where_no_argument_is(prevent_cse: Any):
     assert bool(barriers(ar.checkpoint, prevent_cse)) == (prevent_cse is not False)
+
+
+@pytest.mark.parametrize("policy", [None, ar.checkpoint_policies.everything_saveable])
+def test_library_functions_with_primitives_of_their_own(policy: Any):
+    """`searchsorted` is a high-level primitive in JAX 0.12; it must be lowered with what stands round it."""
+    w = jnp.arange(4.0)
+
+    def f(x: Any) -> Any:
+        return jnp.sum(jnp.sin(x) * jnp.searchsorted(w, x) + jnp.interp(x, w, jnp.cos(w)))
+
+    x = jnp.array([0.3, 1.2, 2.9])
+    wrapped = ar.checkpoint(f, policy=policy)
+    np.testing.assert_allclose(jax.jit(jax.grad(wrapped))(x), jax.grad(f)(x), rtol=1e-5)
+    got, expected = (jax.jit(lambda x, g=g: jax.jvp(g, (x,), (x,)))(x) for g in (wrapped, f))
+    np.testing.assert_allclose(got, expected, rtol=1e-5)

@@ -6,7 +6,7 @@ import functools
 import re
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name as jax_checkpoint_name
 import autoremat
 from autoremat import EffectError, PolicyError, UnmatchedNameWarning, saved_residuals
 from autoremat.transform import checkpoint, checkpoint_name, checkpoint_policies
-from autoremat.transform._ask import ByValue, by_value
+from autoremat.transform._ask import by_value
 
 X = jnp.linspace(0.1, 0.9, 8).reshape(2, 4)
 W = jnp.linspace(-0.5, 0.5, 16).reshape(4, 4)
@@ -176,6 +176,11 @@ def test_a_policy_that_asks_for_the_equation() -> None:
     assert all(re.match(r".*test_policies.py:\d+", e.source) for e in dots)
 
 
+def test_a_positional_parameter_of_that_name_is_the_primitive() -> None:
+    policy = lambda equation, *avals, **params: equation.name == "tanh"
+    assert [p for p, _ in _kept(policy)] == ["tanh"]
+
+
 def test_combined_policies_hand_the_equation_on() -> None:
     def small(prim: Any, *avals: Any, equation: autoremat.Equation, **params: Any) -> bool:
         return equation.nbytes <= 32
@@ -187,36 +192,103 @@ def test_combined_policies_hand_the_equation_on() -> None:
     assert {p for p, _ in _kept(tanh)} < {p for p, _ in _kept(both)}
 
 
-ASKED: list[str] = []
+class Asked:
+    count = 0
+
+    @classmethod
+    def note(cls) -> None:
+        cls.count += 1
 
 
 def _keeps(primitive: str, keep: Any = True) -> Callable[..., Any]:
     """A new function at every call, that counts how often it is asked."""
-    return lambda prim, *_, **__: ASKED.append(prim.name) or (prim.name == primitive and bool(keep))
-
-
-def test_a_new_function_of_the_same_code_is_the_same_policy() -> None:
-    gradient = lambda policy: jax.grad(checkpoint(_twice, policy=policy))(1.0)
-    asked = []
-    for policy in (_keeps("sin"), _keeps("sin"), functools.partial(_keeps("sin"), a=1), _keeps("cos")):
-        ASKED.clear()
-        gradient(policy)
-        asked.append(bool(ASKED))
-    assert asked == [True, False, True, True]
+    return lambda prim, *_, **__: Asked.note() or (prim.name == primitive and bool(keep))
 
 
 def _twice(x: Any) -> Any:
     return jnp.sin(jnp.sin(x))
 
 
-def test_policies_that_may_change_are_compared_by_identity() -> None:
-    changing = ["sin"]
-    for policy in (_keeps("sin", changing), lambda *_, **__: late, np.sin):
-        assert by_value(policy) is policy
+def test_a_new_function_of_the_same_code_is_the_same_policy() -> None:
+    asked = []
+    for policy in (_keeps("sin"), _keeps("sin"), functools.partial(_keeps("sin"), a=1), _keeps("cos")):
+        Asked.count = 0
+        jax.grad(checkpoint(_twice, policy=policy))(1.0)
+        asked.append(bool(Asked.count))
+    assert asked == [True, False, True, True]
+
+
+KEEP = ["sin"]
+NAME = "sin"
+
+
+def _refers_to_itself() -> Callable[..., Any]:
+    def policy(prim: Any, *_: Any, **__: Any) -> bool:
+        return policy is not None and prim.name == "sin"
+
+    return policy
+
+
+def _counts() -> Callable[..., Any]:
+    asked = 0
+
+    def policy(prim: Any, *_: Any, **__: Any) -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 1
+
+    return policy
+
+
+class Pair(NamedTuple):
+    first: str
+    second: str
+
+
+def _with_attribute(value: Any) -> Callable[..., Any]:
+    policy: Any = lambda prim, *_, **__: prim.name == "sin"
+    policy.requested = value
+    return policy
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        _keeps("sin", ["changes"]),
+        _keeps("sin", np.ones(2)),
+        lambda prim, *_, **__: prim.name in KEEP,
+        _refers_to_itself(),
+        _counts(),
+        _keeps("sin", Pair("a", "b")),
+        _with_attribute(frozenset({"a"})),
+        np.sin,
+    ],
+)
+def test_policies_that_may_change_are_compared_by_identity(policy: Any) -> None:
+    assert by_value(policy) is policy
+
+
+def test_what_makes_functions_different_policies() -> None:
+    global NAME
+    of_global = lambda: lambda prim, *_, **__: prim.name == NAME
+    before = by_value(of_global())
+    assert before == by_value(of_global())
+    NAME = "cos"
+    assert before != by_value(of_global())
+    NAME = "sin"
     assert by_value(_keeps("sin", 1)) != by_value(_keeps("sin", True))
-    late = True
-    assert isinstance(by_value(functools.partial(_keeps("sin"), a=1)), ByValue)
+    assert by_value(_keeps("sin", 0.0)) != by_value(_keeps("sin", -0.0))
     assert by_value(functools.partial(_keeps("sin"), a=1)) == by_value(functools.partial(_keeps("sin"), a=1))
+    assert by_value(functools.partial(_keeps("sin"), a=1)) != by_value(functools.partial(_keeps("sin"), a=2))
+
+
+def test_a_variable_that_is_bound_to_something_else_later() -> None:
+    def of(flag: bool) -> Any:
+        fun = checkpoint(_twice, policy=lambda prim, *_, **__: flag)
+        flag = not flag
+        return str(jax.make_jaxpr(jax.grad(fun))(1.0))
+
+    assert of(True) != of(False)
 
 
 @pytest.mark.parametrize("answer", [1, 0, None, "yes"])

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from benchmarks import transformer
 
@@ -85,3 +86,21 @@ def test_one_of_several_outputs(used: int, policy: str) -> None:
 
     # Elementwise operations differ: JAX keeps `cos x` where ours may keep `x`.
     assert flops(checkpoint, checkpoint_policies) <= flops(jax.checkpoint, jax.checkpoint_policies) * 1.02
+
+
+def test_siblings_tell_contexts_apart() -> None:
+    """Two draws that only differ in the context in which they were traced."""
+    key = jax.random.key(0)
+
+    def f(x: Any) -> Any:
+        with jax.threefry_partitionable(True):
+            a = jax.random.bits(key, (4,)) / 2.0**32
+        with jax.threefry_partitionable(False):
+            b = jax.random.bits(key, (4,)) / 2.0**32
+        return jnp.sum(jnp.sin(x * a) * jnp.exp(x * b * 3))
+
+    x = jnp.arange(4.0) / 4
+    ours, plain = (
+        jax.jit(lambda x, g=g: jax.jvp(jax.grad(g), (x,), (jnp.ones(4),))[1])(x) for g in (checkpoint(f), f)
+    )
+    np.testing.assert_allclose(ours, plain, rtol=1e-5)

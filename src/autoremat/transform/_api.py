@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 import jax
 
 from autoremat._compat import name_p
-from autoremat.transform._ask import by_value
+from autoremat.transform._policies import compared_by_value
 from autoremat.transform._primitives import checkpoint_p
 from autoremat.transform._trace_user import bind_call, ensure_tuple, trace_call
 
@@ -59,7 +59,7 @@ def checkpoint(
 
     - `fun`: the function. Its positional and keyword arguments, and its result, are pytrees of arrays.
     - `policy`: what may be kept: one of `autoremat.checkpoint_policies`, or a callable of the same signature. One that has a
-      parameter `equation` gets an `autoremat.Equation` by it: output avals, bytes, FLOPs, names, source. `None` keeps only the inputs.
+      keyword-only parameter `equation` gets an `autoremat.Equation` by it: output avals, bytes, FLOPs, names, source. `None` keeps only the inputs.
     - `budget`: in place of a policy: the bytes of residuals that the region may keep besides its inputs, an int or a string such
       as `"64MiB"`, or a share such as `"50%"` of what it keeps without recomputation. What to keep is then chosen to
       recompute as little as possible, while tracing. This bounds kept bytes, not the compiled peak: for that, see
@@ -92,7 +92,6 @@ def checkpoint(
         from autoremat.transform._planned import BudgetPolicy
 
         policy = BudgetPolicy.parse(budget)
-    policy = by_value(policy)
     if not isinstance(prevent_cse, (bool, tuple, list)):
         raise TypeError(
             "the `prevent_cse` argument to `autoremat.checkpoint` must be a bool or a tuple with a bool for each argument, "
@@ -112,7 +111,7 @@ def checkpoint(
             *consts,
             *call.leaves,
             jaxpr=jaxpr,
-            policy=policy,
+            policy=compared_by_value(policy),
             prevent_cse=guard,
             differentiated=False,
             origin=None,

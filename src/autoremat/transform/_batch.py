@@ -4,13 +4,13 @@
 
 In JAX the policy sees the batched operations: a product that gains a batch dimension is another product to
 `dots_with_no_batch_dims_saveable`, so a `vmap` around a model changes what is kept. Here an *origin* remembers the program
-without the batch, and its partition is batched. Where that cannot be (see `_must_be_batched_first`), the policy decides about the
+without the batch, and its partition is batched. Where that cannot be (`_must_be_batched_first`, `_shares_custom_vjp`), the policy decides about the
 batched program, as in JAX.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,6 +90,31 @@ def _batched_partition(jaxpr: Jaxpr, nonzero: tuple[bool, ...], policy: Any, ori
     return partition_cached(jaxpr, nonzero, policy)
 
 
+def _custom_vjps(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "custom_vjp_call":
+            yield eqn
+        else:
+            for inner in subjaxprs(eqn):
+                yield from _custom_vjps(inner)
+
+
+def _shares_custom_vjp(before: Jaxpr, batched: Jaxpr) -> bool:
+    """Whether a `custom_vjp` has a result that all examples share (a `psum`): its rule gets the sum of their cotangents, once."""
+    pairs = list(_custom_vjps(before)), list(_custom_vjps(batched))
+    if len(pairs[0]) != len(pairs[1]):
+        return True
+
+    def gained(a: JaxprEqn, b: JaxprEqn, which: str) -> list[bool]:
+        both = zip(getattr(a, which), getattr(b, which), strict=True)
+        return [len(v.aval.shape) < len(w.aval.shape) for v, w in both]
+
+    return any(
+        len(a.invars) != len(b.invars) or (any(gained(a, b, "invars")) and not all(gained(a, b, "outvars")))
+        for a, b in zip(*pairs, strict=True)
+    )
+
+
 def _must_be_batched_first(jaxpr: Jaxpr) -> bool:
     """Whether a linear part holds a `cond` on values that vary from device to device in a `shard_map`: JAX makes operands of
     branches varying after it has traced them, and a selection between such branches does not type."""
@@ -115,6 +140,8 @@ class _Batching:
     def run(self) -> Partition | None:
         """`None` where an output would be batched that the batched program does not batch."""
         origin, part = self.origin, self.part
+        if _shares_custom_vjp(origin.jaxpr, self.jaxpr):
+            return None
         num_outs = len(self.jaxpr.outvars)
         shared = (None,) * len(part.constants)
         out_batched = [

@@ -103,7 +103,12 @@ def _number(eqn: JaxprEqn, values: dict[Any, Any]) -> Hashable | None:
         if is_var(v) and v not in values:
             return None
         inputs.append(values[v] if is_var(v) else (str(v.aval), np.asarray(v.val).tobytes()))
-    number = (eqn.primitive, tuple(inputs), tuple(sorted(eqn.params.items(), key=lambda item: item[0])))
+    number = (
+        eqn.primitive,
+        tuple(inputs),
+        tuple(sorted(eqn.params.items(), key=lambda item: item[0])),
+        eqn.ctx,
+    )
     try:
         hash(number)
     except TypeError:  # an array among the parameters

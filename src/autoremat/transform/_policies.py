@@ -10,7 +10,7 @@ dataclasses, so that two equal policies share one cached plan. Where JAX's docum
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -197,6 +197,13 @@ def nested(inner: Policy | None, outer: Policy) -> Policy:
     return NestedPolicies(inner or NothingSaveable(), outer)
 
 
+def compared_by_value(policy: Any) -> Any:
+    """The policy, functions in it compared by value where they can be (see `_ask`)."""
+    if isinstance(policy, SaveFromBothPolicies):
+        return replace(policy, first=compared_by_value(policy.first), second=compared_by_value(policy.second))
+    return by_value(policy)
+
+
 def single_policies(policy: Policy) -> list[Policy]:
     """The policies of which a combined one keeps what any keeps."""
     if isinstance(policy, SaveFromBothPolicies):
@@ -226,7 +233,7 @@ def save_anything_except_these_names(*names_not_to_save: str) -> Policy:
 
 def save_from_both_policies(policy_1: Policy, policy_2: Policy) -> Policy:
     """Keep what either policy keeps."""
-    return SaveFromBothPolicies(by_value(policy_1), by_value(policy_2))
+    return SaveFromBothPolicies(policy_1, policy_2)
 
 
 def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Policy:

@@ -101,14 +101,18 @@ def _checkpoint_abstract_eval(*args: Any, jaxpr: Jaxpr, **_: Any) -> Any:
     return [v.aval for v in jaxpr.outvars], positional_effects(jaxpr)
 
 
-def _without_repeats(jaxpr: Jaxpr) -> Jaxpr:
+def _without_repeats(jaxpr: Jaxpr) -> Jaxpr | None:
     """A linear part without the effects that repeat in the backward pass: in forward mode they happened already."""
     if not jaxpr.effects:
-        return jaxpr
+        return None  # a cache that held its own key would hold it forever
     return new_jaxpr(jaxpr.invars, jaxpr.outvars, live_eqns(jaxpr.eqns, jaxpr.outvars, effects=False), jaxpr)
 
 
-_without_repeats_cached = weakref_lru_cache(_without_repeats)
+_without_repeats_or_none = weakref_lru_cache(_without_repeats)
+
+
+def _without_repeats_cached(jaxpr: Jaxpr) -> Jaxpr:
+    return _without_repeats_or_none(jaxpr) or jaxpr
 
 
 @linear_p.def_impl
@@ -136,17 +140,21 @@ def _check_effects(jaxpr: Jaxpr) -> None:
         )
 
 
-def _jitted(jaxpr: Jaxpr) -> Jaxpr:
+def _jitted(jaxpr: Jaxpr) -> Jaxpr | None:
     """The jaxpr as one `jit` equation: outside `jit`, it is compiled as a whole, not run operation by operation."""
 
     def checkpointed(*args: Any) -> list[Any]:
         return eval_jaxpr(jaxpr, *args)
 
     traced, consts = trace(jax.jit(checkpointed), [v.aval for v in jaxpr.invars], "checkpoint")
-    return jaxpr if consts else traced
+    return None if consts else traced
 
 
-_jitted_cached = weakref_lru_cache(_jitted)
+_jitted_or_none = weakref_lru_cache(_jitted)
+
+
+def _jitted_cached(jaxpr: Jaxpr) -> Jaxpr:
+    return _jitted_or_none(jaxpr) or jaxpr
 
 
 def _is_jitted(jaxpr: Jaxpr) -> bool:
