@@ -92,7 +92,7 @@ class NoScheduleFoundError(AutorematError):
     `lowest_bytes` is the lowest peak reached, `floor_bytes` what no schedule can be below.
     """
 
-    def __init__(self, message: str, *, lowest_bytes: int, floor_bytes: int) -> None:
+    def __init__(self, message: str, *, lowest_bytes: int = 0, floor_bytes: int = 0) -> None:
         super().__init__(message)
         self.lowest_bytes = lowest_bytes
         self.floor_bytes = floor_bytes
