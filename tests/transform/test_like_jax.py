@@ -197,3 +197,40 @@ def test_library_functions_with_primitives_of_their_own(policy: Any):
     np.testing.assert_allclose(jax.jit(jax.grad(wrapped))(x), jax.grad(f)(x), rtol=1e-5)
     got, expected = (jax.jit(lambda x, g=g: jax.jvp(g, (x,), (x,)))(x) for g in (wrapped, f))
     np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["jvp", "grad", "jvp of grad", "grad of jvp"])
+@pytest.mark.parametrize("place", ["scan", "cond"])
+def test_debug_callbacks_in_loops_and_branches(place: str, mode: str):
+    """They happen as often as in JAX; in reverse over forward mode they are not repeated."""
+    calls = 0
+
+    def note(_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    def step(x: Any) -> Any:
+        jax.debug.callback(note, x)
+        return jnp.sin(jnp.tanh(x) * x)
+
+    def f(x: Any) -> Any:
+        if place == "scan":
+            return jax.lax.scan(lambda x, _: (step(x), None), x, None, length=3)[0]
+        return jax.lax.cond(x > 0, step, jnp.cos, x)
+
+    def run(g: Callable[[Any], Any]) -> int:
+        nonlocal calls
+        calls = 0
+        one = jnp.float32(1.0)
+        modes: dict[str, Callable[[Any], Any]] = {
+            "jvp": lambda x: jax.jvp(g, (x,), (one,)),
+            "grad": jax.grad(g),
+            "jvp of grad": lambda x: jax.jvp(jax.grad(g), (x,), (one,)),
+            "grad of jvp": jax.grad(lambda x: jax.jvp(g, (x,), (one,))[1]),
+        }
+        jax.block_until_ready(jax.jit(modes[mode])(jnp.float32(0.5)))
+        jax.effects_barrier()
+        return calls
+
+    repeated = 2 if mode == "grad of jvp" else 1
+    assert run(ar.checkpoint(f)) * repeated == run(jax.checkpoint(f))

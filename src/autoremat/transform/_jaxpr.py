@@ -200,15 +200,27 @@ def map_eqns(jaxpr: Jaxpr, change: Callable[[JaxprEqn], JaxprEqn]) -> Jaxpr:
 
 def _map_inner(eqn: JaxprEqn, change: Callable[[JaxprEqn], JaxprEqn]) -> JaxprEqn:
     def of_param(x: Any) -> Any:
+        # `map_eqns`: the same program before `vmap`
+        return x.map_eqns(change) if hasattr(x, "map_eqns") else x
+
+    mapped = map_programs(eqn, lambda jaxpr: map_eqns(jaxpr, change))
+    params = {key: of_param(value) for key, value in mapped.params.items()}
+    if all(params[key] is value for key, value in mapped.params.items()):
+        return mapped
+    return mapped.replace(params=params)
+
+
+def map_programs(eqn: JaxprEqn, change: Callable[[Jaxpr], Jaxpr]) -> JaxprEqn:
+    """Apply `change` to the programs inside an equation. An unchanged equation comes back as it is; its effects stay."""
+
+    def of_param(x: Any) -> Any:
         if isinstance(x, (tuple, list)) and any(map(is_jaxpr, x)):
             mapped = _same_tuple(x, [of_param(y) for y in x])
             return x if all(new is old for new, old in zip(mapped, x, strict=True)) else mapped
-        if (map_of_origin := getattr(x, "map_eqns", None)) is not None:  # the same program before `vmap`
-            return map_of_origin(change)
         if not is_jaxpr(x):
             return x
         opened, consts = open_jaxpr(x)
-        changed = map_eqns(opened, change)
+        changed = change(opened)
         if changed is opened:
             return x
         return (

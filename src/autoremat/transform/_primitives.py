@@ -28,6 +28,7 @@ from autoremat._compat import (
     eqn_effects,
     eqn_is_effectful,
     eval_jaxpr,
+    is_debug_effect,
     lower_inline,
     mlir,
     new_eqn,
@@ -55,7 +56,7 @@ from autoremat.transform._fence import (
     policy_for_linear,
     policy_without_tangents,
 )
-from autoremat.transform._jaxpr import cached_by_jaxpr, live_eqns
+from autoremat.transform._jaxpr import cached_by_jaxpr, live_eqns, map_programs
 from autoremat.transform._log import log_kept
 from autoremat.transform._lower import Siblings, lower
 from autoremat.transform._partition import BACKWARD_PASS, Partition
@@ -105,7 +106,28 @@ def _without_repeats(jaxpr: Jaxpr) -> Jaxpr | None:
     """A linear part without the effects that repeat in the backward pass: in forward mode they happened already."""
     if not jaxpr.effects:
         return None  # a cache that held its own key would hold it forever
-    return new_jaxpr(jaxpr.invars, jaxpr.outvars, live_eqns(jaxpr.eqns, jaxpr.outvars, effects=False), jaxpr)
+    silent = _without_prints(jaxpr)
+    eqns = live_eqns(silent.eqns, silent.outvars, effects=False)
+    return new_jaxpr(silent.invars, silent.outvars, eqns, silent)
+
+
+def _without_prints(jaxpr: Jaxpr) -> Jaxpr:
+    """The program without debug callbacks, those in loops and branches included."""
+    if not any(map(is_debug_effect, jaxpr.effects)):
+        return jaxpr
+    eqns = [_without_prints_inside(e) for e in jaxpr.eqns if not _is_print(e)]
+    return jaxpr.replace(eqns=eqns, effects={e for e in jaxpr.effects if not is_debug_effect(e)})
+
+
+def _is_print(eqn: JaxprEqn) -> bool:
+    return not eqn.outvars and bool(eqn.effects) and all(map(is_debug_effect, eqn.effects))
+
+
+def _without_prints_inside(eqn: JaxprEqn) -> JaxprEqn:
+    silent = map_programs(eqn, _without_prints)
+    if silent is eqn:
+        return eqn
+    return silent.replace(effects={e for e in eqn.effects if not is_debug_effect(e)})
 
 
 _without_repeats_or_none = weakref_lru_cache(_without_repeats)
