@@ -403,6 +403,7 @@ def batch_jaxpr(
     The outputs that `forced` marks are batched whether they depend on a batched input or not.
     """
     destinations = [0 if f else _batching.zero_if_mapped for f in forced or [False] * len(jaxpr.outvars)]
+    # A copy: JAX's cache of batched programs, keyed by this one, and ours, keyed by the batched one, would keep each other alive.
     batched, out_batched = _batching.batch_jaxpr_axes(
         close_jaxpr(jaxpr.replace()), axis_data, list(dims), destinations
     )
@@ -550,14 +551,14 @@ def lower_barrier(ctx: Any, flags: Sequence[bool], args: Sequence[Any]) -> list[
     return [next(results) if f else a for a, f in zip(args, flags, strict=True)]
 
 
-def kept_while_lowering(ctx: Any, key: Hashable) -> dict[Any, Any]:
-    """A dictionary for the block that is lowered into, by `key`: it lives as long as the module.
+def kept_while_lowering(ctx: Any, key: Hashable, make: Callable[[], Any]) -> Any:
+    """What `make` made for `key` and the block that is lowered into: it lives as long as the module.
 
     Values of the compiler's language that stand in it may be used by what is lowered later into the same block.
     """
     block = _mlir.ir.InsertionPoint.current.block
     kept = ctx.module_context.cached_primitive_lowerings.setdefault(("autoremat", key), {})
-    return kept.setdefault(block, {})
+    return kept[block] if block in kept else kept.setdefault(block, make())
 
 
 def in_scope(eqn: JaxprEqn, name: str) -> JaxprEqn:

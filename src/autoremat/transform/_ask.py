@@ -58,11 +58,11 @@ def equation(eqn: JaxprEqn, outputs: Sequence[int], names: frozenset[str]) -> Eq
     return Equation(tuple(eqn.outvars[i].aval for i in outputs), names, eqn)
 
 
-def ask(policy: Any, about: Equation | None, prim: Any, avals: Sequence[Any], params: Any) -> Any:
-    """The answer of a policy."""
+def asker(policy: Any) -> Callable[[Equation | None, Any, Sequence[Any], Any], Any]:
+    """`(equation, primitive, input avals, params) -> answer` of a policy, whose signature is looked up once."""
     if wants_equation(policy):
-        return policy(prim, *avals, **{**params, PARAMETER: about})
-    return policy(prim, *avals, **params)
+        return lambda about, prim, avals, params: policy(prim, *avals, **{**params, PARAMETER: about})
+    return lambda about, prim, avals, params: policy(prim, *avals, **params)
 
 
 def wants_equation(policy: Any) -> bool:

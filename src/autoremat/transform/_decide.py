@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 from autoremat._compat import JaxprEqn, Offloadable, SaveableType, Var, name_p
 from autoremat.storage import DEVICE_NAME, offload
-from autoremat.transform._ask import Equation, ask, equation
+from autoremat.transform._ask import Equation, asker, equation
 from autoremat.transform._linearize import Joint
 from autoremat.transform._policies import NothingSaveable, check_decision, single_policies
 from autoremat.transform._split import RECURSE, Decider, composite_rules, may_run_again
@@ -29,6 +30,10 @@ class PolicyDecider:
 
     policy: Any
 
+    @cached_property
+    def _singles(self) -> list[_Asked]:
+        return [_Asked(policy) for policy in single_policies(self.policy)]
+
     def decide(self, eqn: JaxprEqn, wanted: Sequence[int], names: Sequence[frozenset[str]]) -> Any:
         if eqn.primitive is name_p:
             return {}  # the tag belongs to the value, so its producer is asked
@@ -39,16 +44,16 @@ class PolicyDecider:
         if not may_run_again(eqn):
             return dict.fromkeys(wanted, DEVICE_NAME) | kept
         about = equation(eqn, wanted, frozenset().union(*names))
-        for policy in single_policies(self.policy):
-            if len(kept) < len(wanted) and (storage := _storage_of_outputs(policy, eqn, about)):
-                others = [i for i in wanted if i not in kept and not _excludes(policy, tags[i])]
+        for single in self._singles:
+            if len(kept) < len(wanted) and (storage := single.storage_of_outputs(eqn, about)):
+                others = [i for i in wanted if i not in kept and not single.excludes(tags[i])]
                 kept |= dict.fromkeys(others, storage)
         return dict(sorted(kept.items()))
 
     def repeats(self, eqn: JaxprEqn) -> bool:
         """A debug print happens again in the backward pass, unless the policy saves it."""
         about = equation(eqn, range(len(eqn.outvars)), frozenset())
-        return _storage_of_outputs(self.policy, eqn, about) is None
+        return _Asked(self.policy).storage_of_outputs(eqn, about) is None
 
     def keeps_name(self, eqn: JaxprEqn) -> bool:
         """Whether the policy keeps a value under the tag that `eqn` gives it."""
@@ -58,31 +63,41 @@ class PolicyDecider:
         """How the policy keeps an output for one of its tags, if it does."""
         about = equation(eqn, [output], tags)
         found = (
-            _storage(policy, about, name_p, about.outputs, {"name": tag})
-            for policy in single_policies(self.policy)
-            if not _excludes(policy, tags)
+            single.storage(about, name_p, about.outputs, {"name": tag})
+            for single in self._singles
+            if not single.excludes(tags)
             for tag in sorted(tags)
         )
         return next((storage for storage in found if storage), None)
 
 
-def _excludes(policy: Any, tags: frozenset[str]) -> bool:
-    excludes = getattr(policy, "excludes", None)
-    return excludes is not None and excludes(tags)
+@dataclass(frozen=True)
+class _Asked:
+    """A policy, and how it is asked."""
 
+    policy: Any
 
-def _storage_of_outputs(policy: Any, eqn: JaxprEqn, about: Equation) -> str | None:
-    return _storage(policy, about, eqn.primitive, [v.aval for v in eqn.invars], eqn.params)
+    @cached_property
+    def _answer(self) -> Callable[..., Any]:
+        return asker(self.policy)
 
+    def excludes(self, tags: frozenset[str]) -> bool:
+        """Whether a value with these tags must not be kept."""
+        excludes = getattr(self.policy, "excludes", None)
+        return excludes is not None and excludes(tags)
 
-def _storage(
-    policy: Any, about: Equation, prim: Any, avals: Sequence[Any], params: Mapping[str, Any]
-) -> str | None:
-    """The name of the codec by which a policy keeps a value; `None` if the value is to be computed again."""
-    decision = check_decision(ask(policy, about, prim, avals, params), policy)
-    if isinstance(decision, Offloadable):
-        return offload(decision.src, decision.dst).name
-    return DEVICE_NAME if isinstance(decision, SaveableType) else None
+    def storage(
+        self, about: Equation, prim: Any, avals: Sequence[Any], params: Mapping[str, Any]
+    ) -> str | None:
+        """The name of the codec by which the policy keeps a value; `None` if the value is to be computed again."""
+        decision = check_decision(self._answer(about, prim, avals, params), self.policy)
+        if isinstance(decision, Offloadable):
+            return offload(decision.src, decision.dst).name
+        return DEVICE_NAME if isinstance(decision, SaveableType) else None
+
+    def storage_of_outputs(self, eqn: JaxprEqn, about: Equation) -> str | None:
+        """The same, of the outputs of an equation."""
+        return self.storage(about, eqn.primitive, [v.aval for v in eqn.invars], eqn.params)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def lower(
     ctx: Any, jaxpr: Jaxpr, args: Sequence[Any], siblings: Siblings | None, flags: Sequence[bool] = ()
 ) -> Any:
     """Lower `jaxpr` in place. Operands with a flag stand behind a barrier; those that a sibling has guarded do in any case."""
-    shared = _shared(ctx, siblings)
+    shared = kept_while_lowering(ctx, siblings, _Shared) if siblings else _Shared()
     args = [shared.guarded.get(a, a) for a in args]
     operands = list(args)
     if any(flags):
@@ -58,12 +58,6 @@ def lower(
         args = lower_barrier(ctx, chosen, args)
         shared.guarded.update((o, a) for o, a, c in zip(operands, args, chosen, strict=True) if c)
     return _lower_once(ctx, jaxpr, args, shared.results) if siblings else _lower_all(ctx, jaxpr, args)
-
-
-def _shared(ctx: Any, siblings: Siblings | None) -> _Shared:
-    if siblings is None:
-        return _Shared()
-    return kept_while_lowering(ctx, siblings).setdefault("shared", _Shared())
 
 
 def _lower_all(ctx: Any, jaxpr: Jaxpr, args: Sequence[Any]) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 from autoremat._compat import Offloadable, Recompute, RecomputeType, Saveable, SaveableType, name_p
 from autoremat._errors import PolicyError
-from autoremat.transform._ask import Equation, ask, by_value
+from autoremat.transform._ask import Equation, asker, by_value
 
 Decision = Any
 Policy = Callable[..., Decision]
@@ -145,8 +145,8 @@ class SaveFromBothPolicies:
     second: Policy
 
     def __call__(self, prim: Any, *avals: Any, equation: Equation | None = None, **params: Any) -> Decision:
-        one = check_decision(ask(self.first, equation, prim, avals, params), self.first)
-        other = check_decision(ask(self.second, equation, prim, avals, params), self.second)
+        one = check_decision(asker(self.first)(equation, prim, avals, params), self.first)
+        other = check_decision(asker(self.second)(equation, prim, avals, params), self.second)
         for decision in (one, other):
             if isinstance(decision, SaveableType):
                 return Saveable
