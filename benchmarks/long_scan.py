@@ -23,12 +23,10 @@ import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 from jax import lax
-from rich.console import Console
-from rich.table import Table
 
 import autoremat as ar
 from autoremat.solve import forward_steps
-from benchmarks.machine import describe
+from benchmarks.pages import publish
 from benchmarks.timing import median_seconds
 
 TARGET = 1.05
@@ -257,25 +255,14 @@ def cells(row: Row, length: int) -> list[str]:
     ]
 
 
-def markdown(rows: list[Row], length: int, command: str) -> str:
-    """The committed page."""
-    return "\n".join(
-        [
-            "# A long scan in the memory of a few states",
-            "",
-            f"Made by `{command}` on {describe()}.",
-            "",
-            f"Gradients of scans of {length:,} steps, compiled under the memory-minimizing scheduler; medians of interleaved runs. "
-            "The state of the ODE has 12,288 numbers, that of the RNN 4,096. *Temporaries* also hold what one step needs "
-            "besides; *steps run* counts every execution of the step while the program runs: those advanced, one linearization of "
-            "each, and, in a forward pass that returns the final state, the last step. Gradients are compared with the plain "
-            f"scan's. Target: a ratio of at most {TARGET}, and as many advances as the binomial optimum.",
-            "",
-            "| " + " | ".join(HEADER) + " |",
-            "|" + "---|" * len(HEADER),
-            *("| " + " | ".join(cells(row, length)) + " |" for row in rows),
-            "",
-        ]
+def text(length: int) -> str:
+    """What the page says of the table."""
+    return (
+        f"Gradients of scans of {length:,} steps, compiled under the memory-minimizing scheduler; medians of interleaved runs. "
+        "The state of the ODE has 12,288 numbers, that of the RNN 4,096. *Temporaries* also hold what one step needs "
+        "besides; *steps run* counts every execution of the step while the program runs: those advanced, one linearization of "
+        "each, and, in a forward pass that returns the final state, the last step. Gradients are compared with the plain "
+        f"scan's. Target: a ratio of at most {TARGET}, and as many advances as the binomial optimum."
     )
 
 
@@ -291,14 +278,15 @@ def main(argv: list[str] | None = None) -> int:
         for problem in (ode(options.length), rnn(options.length))
         for row in measure(problem, options.length, options.repeats)
     ]
-    table = Table(*HEADER)
-    for row in rows:
-        table.add_row(*cells(row, options.length))
-    Console(width=180).print(table)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"long_scan_jax{jax.__version__}.md"
-    path.write_text(markdown(rows, options.length, "python -m benchmarks.long_scan"))
-    print(f"Wrote {path}")
+    publish(
+        "long_scan",
+        "A long scan in the memory of a few states",
+        text(options.length),
+        HEADER,
+        [cells(row, options.length) for row in rows],
+        out=options.out,
+        width=180,
+    )
     return 0 if all(r.met is not False for r in rows) else 1
 
 

@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
-from rich.table import Table
 
 import autoremat as ar
 from benchmarks import transformer
-from benchmarks.machine import describe
+from benchmarks.pages import publish
 
 TARGET = 1.5
 
@@ -160,22 +158,11 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def markdown(rows: list[Row], layers: int, command: str) -> str:
-    """The committed page."""
-    return "\n".join(
-        [
-            "# Time to trace and lower",
-            "",
-            f"Made by `{command}` on {describe()}.",
-            "",
-            f"The gradient of a transformer of {layers} layers, each a checkpoint; medians of interleaved measurements, every one with "
-            f"functions of its own. Target: a ratio of at most {TARGET}, and equally many traces of the layer.",
-            "",
-            "| " + " | ".join(HEADER) + " |",
-            "|" + "---|" * len(HEADER),
-            *("| " + " | ".join(cells(row)) + " |" for row in rows),
-            "",
-        ]
+def text(layers: int) -> str:
+    """What the page says of the table."""
+    return (
+        f"The gradient of a transformer of {layers} layers, each a checkpoint; medians of interleaved measurements, every one with "
+        f"functions of its own. Target: a ratio of at most {TARGET}, and equally many traces of the layer."
     )
 
 
@@ -191,14 +178,15 @@ def main(argv: list[str] | None = None) -> int:
         for form in ("unrolled", "scan")
         for policy in POLICIES
     ]
-    table = Table(*HEADER)
-    for row in rows:
-        table.add_row(*cells(row))
-    Console(width=140).print(table)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"tracing_jax{jax.__version__}.md"
-    path.write_text(markdown(rows, options.layers, "python -m benchmarks.tracing"))
-    print(f"Wrote {path}")
+    publish(
+        "tracing",
+        "Time to trace and lower",
+        text(options.layers),
+        HEADER,
+        [cells(row) for row in rows],
+        out=options.out,
+        width=140,
+    )
     return 0 if all(r.met for r in rows) else 1
 
 

@@ -23,12 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from rich.console import Console
-from rich.table import Table
 
 import autoremat as ar
 from autoremat.cli._demo_model import Size, batches, init, make_block, make_loss, read_text
-from benchmarks.machine import describe
+from benchmarks.pages import publish
 
 SIZE = Size(sequence=128)
 LEARNING_RATE, WARM_UP = 5e-4, 20
@@ -165,23 +163,12 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def markdown(rows: list[Row], steps: int, command: str) -> str:
-    """The committed page."""
-    return "\n".join(
-        [
-            "# Loss curves",
-            "",
-            f"Made by `{command}` on {describe()}.",
-            "",
-            f"The demo's model ({SIZE.layers} layers, width {SIZE.width}, batch {SIZE.batch} of {SIZE.sequence} bytes), AdamW with a learning rate of {LEARNING_RATE}, {steps} steps. "
-            "Differences are those of the losses, in nats, from the first run of the same precision. The noise is the largest difference of the "
-            "other runs of JAX alone: equal but for rounding.",
-            "",
-            "| " + " | ".join(HEADER) + " |",
-            "|" + "---|" * len(HEADER),
-            *("| " + " | ".join(cells(row)) + " |" for row in rows),
-            "",
-        ]
+def text(steps: int) -> str:
+    """What the page says of the table."""
+    return (
+        f"The demo's model ({SIZE.layers} layers, width {SIZE.width}, batch {SIZE.batch} of {SIZE.sequence} bytes), AdamW with a learning rate of {LEARNING_RATE}, {steps} steps. "
+        "Differences are those of the losses, in nats, from the first run of the same precision. The noise is the largest difference of the "
+        "other runs of JAX alone: equal but for rounding."
     )
 
 
@@ -193,14 +180,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args(argv)
     rows = [row for dtype in DTYPES for row in compare(dtype, options.steps, options.budget)]
-    table = Table(*HEADER)
-    for row in rows:
-        table.add_row(*cells(row))
-    Console(width=160).print(table)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"training_jax{jax.__version__}.md"
-    path.write_text(markdown(rows, options.steps, "python -m benchmarks.training"))
-    print(f"Wrote {path}")
+    publish(
+        "training",
+        "Loss curves",
+        text(options.steps),
+        HEADER,
+        [cells(row) for row in rows],
+        out=options.out,
+        width=160,
+    )
     return 0 if all(row.met for row in rows if row.curve.way.ours) else 1
 
 
