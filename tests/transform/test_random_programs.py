@@ -25,6 +25,7 @@ from autoremat.transform import checkpoint, checkpoint_policies
 from autoremat.transform._decide import KeepDecider
 from support.compare import assert_same
 from support.interpreter import interpreted
+from support.modes import forward_over_reverse, grad_of_vmap, reverse_over_reverse, value_and_grads
 from support.programs import NAMES, Program, arguments, as_function, programs, without_reverse_rules
 
 
@@ -106,10 +107,6 @@ def functions(program: Program, policy: Any, inner: Any) -> tuple[Callable[..., 
     return as_function(program, _plain_wrap), checkpoint(as_function(program, wrap), policy=policy)
 
 
-def value_and_grads(fun: Callable[..., Any]) -> Callable[..., Any]:
-    return jax.value_and_grad(fun, argnums=(0, 1), has_aux=True)
-
-
 def forward_mode(fun: Callable[..., Any]) -> Callable[..., Any]:
     def pushed(vec: Any, mat: Any, ints: Any) -> Any:
         return jax.jvp(lambda v, m: fun(v, m, ints)[0], (vec, mat), (jnp.cos(vec), jnp.sin(mat)))
@@ -123,32 +120,6 @@ def vmap_of_grad(fun: Callable[..., Any]) -> Callable[..., Any]:
         return jax.vmap(jax.grad(lambda v, m: fun(v, m, ints)[0], (0, 1)), (0, None))(vecs, mat)
 
     return batched
-
-
-def grad_of_vmap(fun: Callable[..., Any]) -> Callable[..., Any]:
-    def summed(vec: Any, mat: Any, ints: Any) -> Any:
-        mats = jnp.stack([mat, mat.T], axis=1)
-        several = jnp.stack([ints, ints[::-1]])
-        return jax.grad(lambda v, ms: jax.vmap(fun, (None, 1, 0))(v, ms, several)[0].sum(), (0, 1))(vec, mats)
-
-    return summed
-
-
-def forward_over_reverse(fun: Callable[..., Any]) -> Callable[..., Any]:
-    def second(vec: Any, mat: Any, ints: Any) -> Any:
-        return jax.jvp(jax.grad(lambda v: fun(v, mat, ints)[0]), (vec,), (jnp.cos(vec),))
-
-    return second
-
-
-def reverse_over_reverse(fun: Callable[..., Any]) -> Callable[..., Any]:
-    def second(vec: Any, mat: Any, ints: Any) -> Any:
-        def along(v: Any, m: Any) -> Any:
-            return jnp.vdot(jax.grad(lambda v: fun(v, m, ints)[0])(v), jnp.sin(v))
-
-        return jax.grad(along, (0, 1))(vec, mat)
-
-    return second
 
 
 def _assert_same(actual: Any, expected: Any) -> None:

@@ -28,6 +28,7 @@ import autoremat as ar
 from autoremat.solve import forward_steps
 from support.compare import assert_same
 from support.interpreter import interpreted
+from support.modes import forward_over_reverse, grad_of_vmap, reverse_over_reverse, value_and_grads
 from support.programs import N, Program, arguments, as_function, programs, without_reverse_rules
 
 OPTIONS: dict[str, str | bool] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
@@ -72,10 +73,6 @@ def looped(scan: Callable[..., Any], program: Program, length: int, reverse: boo
     return fun
 
 
-def value_and_grads(fun: Callable[..., Any]) -> Callable[..., Any]:
-    return jax.value_and_grad(fun, argnums=(0, 1), has_aux=True)
-
-
 def forward_mode(fun: Callable[..., Any]) -> Callable[..., Any]:
     def pushed(vec: Any, mat: Any, ints: Any) -> Any:
         return jax.jvp(lambda v, m: fun(v, m, ints), (vec, mat), (jnp.cos(vec), jnp.sin(mat)))[0]
@@ -99,36 +96,10 @@ def vmap_of_grad(fun: Callable[..., Any]) -> Callable[..., Any]:
     return batched
 
 
-def grad_of_vmap(fun: Callable[..., Any]) -> Callable[..., Any]:
-    def summed(vec: Any, mat: Any, ints: Any) -> Any:
-        mats = jnp.stack([mat, mat.T], axis=1)
-        several = jnp.stack([ints, ints[::-1]])
-        return jax.grad(lambda v, ms: jax.vmap(fun, (None, 1, 0))(v, ms, several)[0].sum(), (0, 1))(vec, mats)
-
-    return summed
-
-
-def forward_over_reverse(fun: Callable[..., Any]) -> Callable[..., Any]:
-    def second(vec: Any, mat: Any, ints: Any) -> Any:
-        return jax.jvp(jax.grad(lambda v: fun(v, mat, ints)[0]), (vec,), (jnp.cos(vec),))
-
-    return second
-
-
 def reverse_over_forward(fun: Callable[..., Any]) -> Callable[..., Any]:
     def second(vec: Any, mat: Any, ints: Any) -> Any:
         def along(v: Any, m: Any) -> Any:
             return jax.jvp(lambda v: fun(v, m, ints)[0], (v,), (jnp.cos(v),))[1]
-
-        return jax.grad(along, (0, 1))(vec, mat)
-
-    return second
-
-
-def reverse_over_reverse(fun: Callable[..., Any]) -> Callable[..., Any]:
-    def second(vec: Any, mat: Any, ints: Any) -> Any:
-        def along(v: Any, m: Any) -> Any:
-            return jnp.vdot(jax.grad(lambda v: fun(v, m, ints)[0])(v), jnp.sin(v))
 
         return jax.grad(along, (0, 1))(vec, mat)
 
