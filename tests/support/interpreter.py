@@ -1,4 +1,4 @@
-"""Runs a jaxpr one operation at a time.
+"""Runs a program one operation at a time, or compiled in a way that gets random programs right.
 
 Compiling a random program takes a second, and it runs once. Single operations are compiled once for all programs.
 """
@@ -28,6 +28,16 @@ def interpreted(fun: Callable[..., Any]) -> Callable[..., Any]:
         return jax.tree.unflatten(jax.tree.structure(out_shape), outs)
 
     return run
+
+
+def compiled(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """`fun`, compiled as a whole, without fusion.
+
+    XLA's fusion for CPUs gets a few random programs wrong, without any checkpoint in them
+    (`test_what_fusion_gets_wrong` in tests/transform/test_stacks.py).
+    """
+    options: Any = {"xla_disable_hlo_passes": "fusion"}
+    return lambda *args: jax.jit(fun).lower(*args).compile(compiler_options=options)(*args)
 
 
 def evaluate(closed: Any, args: list[Any]) -> list[Any]:

@@ -24,7 +24,7 @@ from autoremat.storage import codecs_for
 from autoremat.transform import checkpoint, checkpoint_policies
 from autoremat.transform._decide import KeepDecider
 from support.compare import assert_same
-from support.interpreter import interpreted
+from support.interpreter import compiled, interpreted
 from support.modes import forward_over_reverse, grad_of_vmap, reverse_over_reverse, value_and_grads
 from support.programs import NAMES, Program, arguments, as_function, programs, without_reverse_rules
 
@@ -147,7 +147,7 @@ def test_values_and_gradients(program: Program, policy: Any, inner: Any, seed: i
 def test_compiled(program: Program, policy: Any, inner: Any, seed: int) -> None:
     plain, ours = functions(program, policy, inner)
     args = arguments(seed)
-    _assert_same(jax.jit(value_and_grads(ours))(*args), interpreted(value_and_grads(plain))(*args))
+    _assert_same(compiled(value_and_grads(ours))(*args), interpreted(value_and_grads(plain))(*args))
 
 
 @settings(max_examples=max(4, settings().max_examples // 6))

@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as Spec
 import autoremat as ar
 from autoremat._errors import UnmatchedNameWarning
 from support.compare import assert_same
-from support.interpreter import interpreted
+from support.interpreter import compiled, interpreted
 from support.programs import NAMES, N, Program, arguments, as_function, programs, without_reverse_rules
 
 Pair = tuple[Any, Any]
@@ -176,16 +176,6 @@ TRANSFORMATIONS = ("checkpoint", *LAYERS)
 _more = st.lists(st.sampled_from(TRANSFORMATIONS), max_size=2)
 
 
-def _compiled(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """`f` compiled as a whole, without fusion.
-
-    XLA's fusion for CPUs gets a few of these programs wrong, without any checkpoint in them
-    (`test_what_fusion_gets_wrong`).
-    """
-    options: Any = {"xla_disable_hlo_passes": "fusion"}
-    return lambda *args: jax.jit(f).lower(*args).compile(compiler_options=options)(*args)
-
-
 @pytest.fixture(autouse=True)
 def _settings() -> Iterator[None]:
     with jax.enable_x64(True), warnings.catch_warnings():
@@ -203,7 +193,7 @@ def test_stacks(
     assume(stack.count("shard_map") <= 1)  # one mesh
     if "jvp" in stack or stack.count("grad"):
         program = without_reverse_rules(program)  # reverse mode twice needs forward mode inside
-    run = _compiled if "shard_map" in stack else interpreted
+    run = compiled if "shard_map" in stack else interpreted
     args = arguments(seed)[:2]
     try:
         plain = run(stacked(program, stack, inner, outer, PLAIN))(*args)
@@ -234,4 +224,4 @@ def test_what_fusion_gets_wrong() -> None:
     program = (("slice", 0, 0, 0, ()), ("cond", 0, 0, 0, branches), ("unary", 0, 0, 0, ()))
     f = base(program, Policy(None), PLAIN)
     args = arguments(0)[:2]
-    assert_same(_compiled(f)(*args), interpreted(f)(*args), rtol=1e-8)
+    assert_same(compiled(f)(*args), interpreted(f)(*args), rtol=1e-8)
