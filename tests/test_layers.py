@@ -1,7 +1,7 @@
 """The layers of autoremat, kept.
 
     graph <- cost <- solve <- plan <- cli      graph (its tracer aside), cost, solve and report know no JAX
-    transform, storage, measure                JAX lives here, and behind one file, _compat.py
+    transform, storage, measure, predict       JAX lives here, and behind one file, _compat.py
     report                                     views of plain data: plan shows a plan with it, cli everything
 
 The tables below say the same to the test.
@@ -31,15 +31,16 @@ LAYERS: dict[str, set[str]] = {
     "storage": set(),
     "transform": {"graph", "cost", "solve", "storage"},
     "measure": {"graph", "cost"},
-    "plan": {"graph", "cost", "solve", "storage", "transform", "measure", "report"},
+    "predict": {"graph", "cost", "solve", "transform"},
+    "plan": {"graph", "cost", "solve", "storage", "transform", "measure", "predict", "report"},
     "report": {"graph", "cost", "solve"},
-    "cli": {"graph", "cost", "solve", "storage", "transform", "measure", "plan", "report"},
+    "cli": {"graph", "cost", "solve", "storage", "transform", "measure", "predict", "plan", "report"},
 }
 # The files beside the folders. All others, __init__.py among them, are the public surface: "autoremat".
 FILES = {"_errors", "_compat"}
 MAY_USE = {
     "_errors": set(LAYERS) | {"_compat"},
-    "_compat": {"transform", "measure", "plan"},
+    "_compat": {"transform", "measure", "predict", "plan"},
     "autoremat": {"cli"},
 }
 WITHOUT_JAX = {"graph", "cost", "solve", "report"}

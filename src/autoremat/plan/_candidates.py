@@ -17,10 +17,12 @@ import jax
 from autoremat._compat import Jaxpr, eval_jaxpr
 from autoremat.cost import Device, device_for_backend
 from autoremat.measure import MemoryUse, compile_memory
+from autoremat.measure._memory import abstract
 from autoremat.plan._path import Path, build_path
 from autoremat.plan._rewrite import Decisions, decide, rewrite
 from autoremat.plan._stages import Builder, Program, Stage, partitions
 from autoremat.plan._trace import Traced
+from autoremat.predict import predict
 
 
 class Progress(Protocol):
@@ -63,6 +65,7 @@ class Record:
     variants: list[Variant] = field(default_factory=list)
     source: Iterator[Variant] | None = None
     measured: dict[tuple[int, int], Measured] = field(default_factory=dict)
+    predicted: dict[tuple[int, int], int] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -160,12 +163,25 @@ class Candidates:
         self.progress.compiled(what, use)
         return Measured(variant, index, nbytes, cost, flops, use)
 
-    def compile(self, decisions: Decisions) -> tuple[MemoryUse, Any]:
-        """Compile `value_and_grad` of the function with decisions written in."""
+    def predicted(self, variant: int, index: int) -> int:
+        """The peak in bytes that a candidate is expected to have, from a model of the compiler."""
+        key = (0, -1) if index < 0 else (variant, index)
+        if key not in self.record.predicted:
+            start = time.perf_counter()
+            gradient = self._gradient(self.decisions(*key))
+            shapes = jax.tree.map(abstract, self.args)
+            self.record.predicted[key] = predict(gradient, *shapes).peak_bytes
+            self.record.seconds += time.perf_counter() - start
+        return self.record.predicted[key]
+
+    def _gradient(self, decisions: Decisions) -> Callable[..., Any]:
         fun = planned_function(self.traced, decisions)
         argnums = self.argnums[0] if self.scalar_argnum else self.argnums
-        gradient = jax.value_and_grad(fun, argnums, has_aux=self.has_aux)
-        return compile_memory(gradient, *self.args, compiler_options=self.options)
+        return jax.value_and_grad(fun, argnums, has_aux=self.has_aux)
+
+    def compile(self, decisions: Decisions) -> tuple[MemoryUse, Any]:
+        """Compile `value_and_grad` of the function with decisions written in."""
+        return compile_memory(self._gradient(decisions), *self.args, compiler_options=self.options)
 
 
 def planned_function(traced: Traced, decisions: Decisions) -> Callable[..., Any]:

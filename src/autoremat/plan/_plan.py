@@ -16,7 +16,7 @@ from autoremat.measure._memory import check_target
 from autoremat.plan._candidates import Candidates, Measured, Progress, planned_function
 from autoremat.plan._floor import name_floor
 from autoremat.plan._rewrite import Decisions, LoopBlock, blocks
-from autoremat.plan._search import Search
+from autoremat.plan._search import MAX_COMPILES, Search
 from autoremat.plan._trace import argnum_tuple, check_differentiable, trace
 from autoremat.transform._planned import Budget, parse_budget
 
@@ -206,7 +206,8 @@ def plan(
     - `target`: where it will run; left out, this machine's backend.
     - `compiler_options`: as in `jax.jit`. Left out: on CPU the memory-minimizing scheduler, elsewhere none. They are
         stored in the plan.
-    - `effort`: `"fast"` tries one way to cut the program into stages, `"balanced"` all promising ones.
+    - `effort`: `"fast"` tries one way to cut the program into stages and compiles few plans, `"balanced"` all promising ways;
+        `"optimal"` compiles every plan that may fit and recompute less than the best one known.
     - `progress`: told of each compilation.
 
     **Returns:** a `Plan`. Equal calls return equal plans; a smaller budget never a higher peak.
@@ -217,15 +218,15 @@ def plan(
     """
     candidates = prepare(fun, args, argnums, has_aux, target, compiler_options, progress)
     wanted = parse_budget(budget, "autoremat.plan")
-    if effort not in ("fast", "balanced"):
+    if effort not in MAX_COMPILES:
         raise ValueError(
-            f'`autoremat.plan(effort=...)` needs "fast" or "balanced", got {effort!r}. Cheapest fix: leave it out.'
+            f'`autoremat.plan(effort=...)` needs "fast", "balanced" or "optimal", got {effort!r}. Cheapest fix: leave it out.'
         )
     before = set(candidates.record.measured)
     baseline = _baseline(candidates, wanted)
     limit = wanted.resolve(baseline.use.peak_bytes if baseline else 0)
-    search = Search(candidates, limit)
-    chosen = search.run(thorough=effort == "balanced")
+    search = Search(candidates, limit, effort)
+    chosen = search.run()
     if chosen is None:
         raise _infeasible(candidates, search, limit)
     return _to_plan(candidates, chosen, baseline, limit, before)

@@ -20,5 +20,7 @@ from autoremat.solve._problem import Price as Price
 from autoremat.solve._problem import Problem as Problem
 from autoremat.solve._problem import Storage as Storage
 from autoremat.solve._schedule import OpGraph as OpGraph
+from autoremat.solve._schedule import Step as Step
 from autoremat.solve._schedule import Timeline as Timeline
+from autoremat.solve._schedule import alive as alive
 from autoremat.solve._schedule import simulate as simulate

@@ -13,7 +13,7 @@ made, or an op that never runs, is an error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 
@@ -93,29 +93,66 @@ class Timeline:
     executions: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that runs: it reads some copies and makes others, and needs `workspace` bytes while it runs.
+
+    An `in_place` step writes what it makes over copies of the same size that it is the last to read.
+    """
+
+    reads: Collection[int]
+    makes: Sequence[int]
+    workspace: int = 0
+    in_place: bool = False
+
+
+def alive(nbytes: Sequence[int], steps: Sequence[Step]) -> list[int]:
+    """Bytes alive while each step runs. Copy `c` of `nbytes[c]` bytes lives from the step that makes it to the last that reads it.
+
+    What is read but never made is somebody else's memory and not counted.
+    """
+    last = {copy: i for i, step in enumerate(steps) for copy in (*step.makes, *step.reads)}
+    ends: list[list[int]] = [[] for _ in steps]
+    for step in steps:
+        for copy in step.makes:
+            ends[last[copy]].append(copy)
+    result: list[int] = []
+    held = 0
+    for step, ending in zip(steps, ends, strict=True):
+        held += sum(nbytes[c] for c in step.makes)
+        reused = _overwritten(nbytes, step, ending) if step.in_place else 0
+        result.append(held + step.workspace - reused)
+        held -= sum(nbytes[c] for c in ending)
+    return result
+
+
+def _overwritten(nbytes: Sequence[int], step: Step, ending: Sequence[int]) -> int:
+    """Bytes of what a step makes over copies that end with it."""
+    free = [nbytes[c] for c in ending if c in step.reads]
+    reused = 0
+    for copy in step.makes:
+        if nbytes[copy] in free:
+            free.remove(nbytes[copy])
+            reused += nbytes[copy]
+    return reused
+
+
 def simulate(graph: OpGraph, schedule: Sequence[int]) -> Timeline:
     """Run `schedule`, a sequence of ops, and return its liveness timeline.
 
     Raises `ValueError` if an op is not in the graph, reads what was not made before, or never runs.
     """
-    last_use = _last_uses(graph, schedule)
-    ends: list[list[int]] = [[] for _ in schedule]
-    for step, end in enumerate(last_use):
-        ends[end].append(schedule[step])
-    alive: list[int] = []
-    held = 0
-    for step, op in enumerate(schedule):
-        held += graph.nbytes[op]
-        alive.append(held)
-        held -= sum(graph.nbytes[v] for v in ends[step])
-    peak = max(alive)
-    step = alive.index(peak)
+    # Every execution makes a copy, which is known by the number of its step.
+    steps = _steps(graph, schedule)
+    held = alive([graph.nbytes[op] for op in schedule], steps)
+    peak = max(held)
+    step = held.index(peak)
     executions = [0] * len(graph)
     for op in schedule:
         executions[op] += 1
     cost = sum(graph.cost[op] for op in schedule)
     return Timeline(
-        alive=tuple(alive),
+        alive=tuple(held),
         peak_bytes=peak,
         peak_step=step,
         peak_op=schedule[step],
@@ -125,21 +162,20 @@ def simulate(graph: OpGraph, schedule: Sequence[int]) -> Timeline:
     )
 
 
-def _last_uses(graph: OpGraph, schedule: Sequence[int]) -> list[int]:
-    """For each step, the last step that reads the copy made there; the step itself if none does."""
-    last_use = list(range(len(schedule)))
+def _steps(graph: OpGraph, schedule: Sequence[int]) -> list[Step]:
     made = [-1] * len(graph)
-    for step, op in enumerate(schedule):
+    steps: list[Step] = []
+    for i, op in enumerate(schedule):
         if not 0 <= op < len(graph):
-            raise ValueError(f"step {step} runs op {op}; the graph has ops 0 to {len(graph) - 1}")
+            raise ValueError(f"step {i} runs op {op}; the graph has ops 0 to {len(graph) - 1}")
         for p in graph.inputs[op]:
             if made[p] < 0:
                 raise ValueError(
-                    f"step {step} runs op {graph.name(op)}, whose input {graph.name(p)} was not made before"
+                    f"step {i} runs op {graph.name(op)}, whose input {graph.name(p)} was not made before"
                 )
-            last_use[made[p]] = step
-        made[op] = step
+        steps.append(Step([made[p] for p in graph.inputs[op]], [i]))
+        made[op] = i
     missing = [v for v, step in enumerate(made) if step < 0]
     if missing:
         raise ValueError(f"{len(missing)} ops never run, the first is {graph.name(missing[0])}")
-    return last_use
+    return steps

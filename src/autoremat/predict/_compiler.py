@@ -1,0 +1,27 @@
+"""What is known of compilers: how they fuse and in which order they run. No JAX here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiler:
+    """How a compiler turns a program into kernels.
+
+    - `keeps_barriers`: `optimization_barrier` orders kernels until they are scheduled; otherwise it only keeps equal operations
+        apart, and is gone before fusion.
+    - `library_reductions`: reductions in float32 are calls of a library, which takes few of the operations around it; otherwise
+        they fuse with what they reduce.
+    """
+
+    name: str
+    keeps_barriers: bool = True
+    library_reductions: bool = False
+
+
+XLA_CPU = Compiler(name="XLA for CPUs", library_reductions=True)
+"""From JAX 0.11 on."""
+
+XLA_CPU_0_10 = Compiler(name="XLA for CPUs, JAX 0.10", keeps_barriers=False, library_reductions=True)
+"""Up to JAX 0.10."""

@@ -1,0 +1,303 @@
+"""A jaxpr as a flat program: calls inlined, equal operations merged, operations that compute nothing left out.
+
+This is what the first passes of a compiler do to it. A barrier stands in front of each backward pass of a checkpoint, as in its
+lowering; nothing is merged across one.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from autoremat._compat import Jaxpr, JaxprEqn, dce, is_jaxpr, open_jaxpr, scan_sizes, source_of, trace
+from autoremat.graph._trace import aval_size
+from autoremat.predict._fuse import LAYOUT_COPY
+from autoremat.predict._program import BARRIER, Instruction, Program, without_dead_code
+from autoremat.transform._jaxpr import is_var
+from autoremat.transform._linear_map import run_map
+from autoremat.transform._scan_primitives import run_scan, run_sweep
+
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "shard_map": "jaxpr",
+    "autoremat_checkpoint": "jaxpr",
+    "autoremat_linear": "jaxpr",
+}
+_CHECKPOINTS = frozenset({"remat2", "checkpoint", "autoremat_checkpoint"})
+_TRACED: dict[str, Callable[..., Any]] = {
+    "autoremat_scan": run_scan,
+    "autoremat_sweep": run_sweep,
+    "autoremat_linear_map": run_map,
+}
+"""Primitives that are lowered as functions of JAX."""
+
+_SAME = frozenset(
+    {
+        "name",
+        "stop_gradient",
+        "pvary",
+        "copy",
+        "copy_p",
+        "sharding_constraint",
+        "reshape",
+        "squeeze",
+        "expand_dims",
+    }
+)
+"""What hands on its operand: a view of it in the same order, or a remark."""
+
+_INDEX_BYTES = 4
+
+
+def flatten(jaxpr: Jaxpr) -> Program:
+    """The flat program of an open jaxpr; its constants come first among the inputs."""
+    live, _ = dce(jaxpr, [True] * len(jaxpr.outvars))
+    flattener = _Flattener()
+    inputs = [flattener.value(v.aval) for v in (*live.constvars, *live.invars)]
+    bound = dict(zip((*live.constvars, *live.invars), inputs, strict=True))
+    outs = flattener.run(live, bound)
+    program = Program(
+        nbytes=tuple(flattener.nbytes),
+        rank=tuple(flattener.rank),
+        instructions=tuple(flattener.instructions),
+        inputs=tuple(inputs),
+        outputs=tuple(v for v in outs if isinstance(v, int)),
+    )
+    return without_dead_code(program)
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A literal."""
+
+    dtype: str
+    data: bytes
+
+    @classmethod
+    def of(cls, literal: Any) -> Scalar:
+        """The literal of a jaxpr."""
+        value = np.asarray(literal.val)
+        return cls(str(value.dtype), value.tobytes())
+
+    @property
+    def is_lowest(self) -> bool:
+        """Whether it is minus infinity: the maximum of it and something is that."""
+        return self.dtype in _FLOATS and bool(np.isneginf(np.frombuffer(self.data, self.dtype)).all())
+
+
+_FLOATS = frozenset({"float16", "float32", "float64"})
+Operand = int | Scalar
+
+
+@dataclass
+class _Flattener:
+    """Collects instructions; `known` maps an operation on values to its results."""
+
+    nbytes: list[int] = field(default_factory=list[int])
+    rank: list[int] = field(default_factory=list[int])
+    instructions: list[Instruction] = field(default_factory=list[Instruction])
+    known: dict[Hashable, list[int]] = field(default_factory=dict[Hashable, list[int]])
+
+    def value(self, aval: Any) -> int:
+        """A new value of this type."""
+        return self.array(aval_size(aval)[2], len(getattr(aval, "shape", ())))
+
+    def array(self, nbytes: int, rank: int) -> int:
+        """A new value of this size."""
+        self.nbytes.append(nbytes)
+        self.rank.append(rank)
+        return len(self.nbytes) - 1
+
+    def run(self, jaxpr: Jaxpr, bound: dict[Any, Operand]) -> list[Operand]:
+        """The instructions of a jaxpr on the values that `bound` gives its inputs."""
+        for eqn in jaxpr.eqns:
+            operands = [bound[v] if is_var(v) else Scalar.of(v) for v in eqn.invars]
+            bound.update(zip(eqn.outvars, self._equation(eqn, operands), strict=True))
+        return [bound[v] if is_var(v) else Scalar.of(v) for v in jaxpr.outvars]
+
+    def _equation(self, eqn: JaxprEqn, operands: list[Operand]) -> Sequence[Operand]:
+        name = eqn.primitive.name
+        if name in _CALLS and _CALLS[name] in eqn.params:
+            return self._call(eqn, operands)
+        if name in _TRACED:
+            run = functools.partial(_TRACED[name], **eqn.params)
+            body, constants = trace(run, [v.aval for v in eqn.invars], name)
+            made = [self.value(v.aval) for v in body.invars[: len(constants)]]
+            return self._inline(body, [*made, *operands])
+        if name == BARRIER:
+            return self._barrier(operands, [True] * len(operands))
+        if name == "split":
+            return [self._part(eqn, operands[0], k) for k in range(len(eqn.outvars))]
+        same = _handed_on(eqn, operands)
+        if same is not None:
+            return [operands[same]]
+        return self._operation(eqn, operands)
+
+    def _call(self, eqn: JaxprEqn, operands: list[Operand]) -> Sequence[Operand]:
+        if eqn.primitive.name in _CHECKPOINTS and eqn.params.get("differentiated"):
+            flags = eqn.params.get("prevent_cse", True)
+            flags = [flags] * len(operands) if isinstance(flags, bool) else flags
+            operands = self._barrier(operands, flags)
+        return self._inline(eqn.params[_CALLS[eqn.primitive.name]], operands)
+
+    def _inline(self, called: Any, operands: Sequence[Operand]) -> list[Operand]:
+        jaxpr, _ = open_jaxpr(called)
+        constants = [self.value(v.aval) for v in jaxpr.constvars]
+        return self.run(
+            jaxpr, dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *operands), strict=True))
+        )
+
+    def _barrier(self, operands: Sequence[Operand], flags: Sequence[bool]) -> list[Operand]:
+        chosen = [v for v, f in zip(operands, flags, strict=True) if f and isinstance(v, int)]
+        behind = {v: self.array(self.nbytes[v], self.rank[v]) for v in dict.fromkeys(chosen)}
+        if behind:
+            self.instructions.append(
+                Instruction(primitive=BARRIER, inputs=tuple(behind), outputs=tuple(behind.values()))
+            )
+        return [behind[v] if f and isinstance(v, int) else v for v, f in zip(operands, flags, strict=True)]
+
+    def _part(self, eqn: JaxprEqn, operand: Operand, k: int) -> int:
+        key = ("split", operand, k, str(eqn.params))
+        if key not in self.known:
+            out = self.value(eqn.outvars[k].aval)
+            self._emit(eqn, "slice", [operand], [out], ("split", k, str(eqn.params)))
+            self.known[key] = [out]
+        return self.known[key][0]
+
+    def _operation(self, eqn: JaxprEqn, operands: list[Operand]) -> list[int]:
+        kind = _kind(eqn, operands)
+        key = None if kind is None else (kind, tuple(operands))
+        if key is not None and key in self.known:
+            return self.known[key]
+        outputs = [self.value(v.aval) for v in eqn.outvars]
+        made = list(outputs)
+        name = eqn.primitive.name
+        if name == "conv_general_dilated":
+            operands, made = self._as_convolved(eqn, operands, made)
+        elif name == "dot_general" and len(eqn.params["dimension_numbers"][0][0]) > 1:
+            operands = [self._copied(eqn, operands[0]), operands[1]]
+        self._emit(eqn, name, operands, made, kind)
+        if made != outputs:
+            self._emit(eqn, LAYOUT_COPY, made, outputs, LAYOUT_COPY)
+        if key is not None:
+            self.known[key] = outputs
+        return outputs
+
+    def _emit(
+        self, eqn: JaxprEqn, name: str, operands: Sequence[Operand], outputs: Sequence[int], kind: Hashable
+    ) -> None:
+        inner, workspace = _inside(eqn)
+        self.instructions.append(
+            Instruction(
+                primitive=name,
+                inputs=tuple(v for v in operands if isinstance(v, int)),
+                outputs=tuple(outputs),
+                literals=any(isinstance(v, Scalar) for v in operands),
+                inner=inner,
+                workspace=workspace,
+                kind=kind,
+                source=source_of(eqn),
+            )
+        )
+
+    def _copied(self, eqn: JaxprEqn, operand: Operand) -> Operand:
+        if isinstance(operand, Scalar):
+            return operand
+        copy = self.array(self.nbytes[operand], self.rank[operand])
+        self.instructions.append(
+            Instruction(
+                primitive=LAYOUT_COPY,
+                inputs=(operand,),
+                outputs=(copy,),
+                kind=LAYOUT_COPY,
+                source=source_of(eqn),
+            )
+        )
+        return copy
+
+    def _as_convolved(
+        self, eqn: JaxprEqn, operands: list[Operand], outputs: list[int]
+    ) -> tuple[list[Operand], list[int]]:
+        """Convolutions want batch first and features last: others are written anew, as the derivative in a kernel is."""
+        dims = eqn.params["dimension_numbers"]
+        last = len(dims.lhs_spec) - 1
+        lhs, rhs = operands
+        if tuple(dims.lhs_spec[:2]) != (0, last):
+            lhs = self._copied(eqn, lhs)
+        if tuple(dims.rhs_spec[:2]) != (last, last - 1):
+            rhs = self._copied(eqn, rhs)
+        if tuple(dims.out_spec[:2]) != (0, last):
+            outputs = [self.value(eqn.outvars[0].aval)]
+        return [lhs, rhs], outputs
+
+
+def _handed_on(eqn: JaxprEqn, operands: Sequence[Operand]) -> int | None:
+    """The position of the operand that an equation hands on unchanged; `None` if it computes something."""
+    if eqn.primitive.name == "max":
+        lowest = [i for i, v in enumerate(operands) if isinstance(v, Scalar) and v.is_lowest]
+        return 1 - lowest[0] if lowest else None
+    if not operands or not isinstance(operands[0], int) or not eqn.outvars:
+        return None
+    operand, result = eqn.invars[0].aval, eqn.outvars[0].aval
+    return 0 if eqn.primitive.name in _SAME or _changes_nothing(eqn, operand, result) else None
+
+
+def _changes_nothing(eqn: JaxprEqn, operand: Any, result: Any) -> bool:
+    name = eqn.primitive.name
+    if name == "convert_element_type":
+        return operand.dtype == result.dtype
+    if name == "reduce_precision":
+        info = jnp.finfo(operand.dtype)
+        return eqn.params["mantissa_bits"] >= info.nmant and eqn.params["exponent_bits"] >= info.nexp
+    if name == "transpose":
+        moved = [i for i in eqn.params["permutation"] if operand.shape[i] != 1]
+        return moved == sorted(moved)
+    if name in ("broadcast_in_dim", "reduce_sum", "reduce_max", "reduce_min"):
+        return math.prod(operand.shape) == math.prod(result.shape)
+    return False
+
+
+def _kind(eqn: JaxprEqn, operands: Sequence[Operand]) -> Hashable | None:
+    """What an operation does to its inputs; `None` where it is not to be merged with another."""
+    if eqn.effects or any(map(_holds_program, eqn.params.values())):
+        return None
+    literals = tuple(v if isinstance(v, Scalar) else None for v in operands)
+    shapes = tuple(getattr(v.aval, "shape", ()) for v in eqn.outvars)
+    params = str(sorted(eqn.params.items(), key=lambda item: item[0]))
+    return eqn.primitive.name, literals, shapes, params
+
+
+def _holds_program(parameter: Any) -> bool:
+    return is_jaxpr(parameter) or (isinstance(parameter, (tuple, list)) and any(map(is_jaxpr, parameter)))
+
+
+def _inside(eqn: JaxprEqn) -> tuple[tuple[Program, ...], int]:
+    """The programs that an equation runs, and bytes that it needs besides."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "scan":
+        body, _ = open_jaxpr(params["jaxpr"])
+        num_carry = scan_sizes(params)[1]
+        stacked = sum(aval_size(v.aval)[2] for v in body.outvars[num_carry:] if is_var(v))
+        return (flatten(body),), stacked
+    if name == "while":
+        return tuple(flatten(open_jaxpr(params[p])[0]) for p in ("cond_jaxpr", "body_jaxpr")), 0
+    if name == "cond":
+        return tuple(flatten(open_jaxpr(branch)[0]) for branch in params["branches"]), 0
+    if name == "select_and_scatter_add":
+        # XLA for CPUs makes an array of indices for each dimension, of both operands.
+        elements = sum(math.prod(v.aval.shape) for v in eqn.invars)
+        return (), elements * len(eqn.outvars[0].aval.shape) * _INDEX_BYTES
+    return (), 0

@@ -1,0 +1,221 @@
+"""The model of the compiler by itself: what is merged, fused, handed to a library, kept apart by a barrier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import autoremat as ar
+from autoremat._compat import open_jaxpr
+from autoremat.predict import XLA_CPU, XLA_CPU_0_10, Compiler
+from autoremat.predict._flatten import flatten
+from autoremat.predict._fuse import kernels
+from autoremat.predict._order import depth_first
+from autoremat.predict._peak import peak
+from autoremat.predict._program import Instruction, Program
+
+X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+NBYTES = 64 * 64 * 4
+PLAIN = Compiler(name="no library")
+
+
+def flat(fun: Callable[..., Any], *args: Any) -> Program:
+    return flatten(open_jaxpr(jax.make_jaxpr(fun)(*args))[0])
+
+
+def names(program: Program) -> list[str]:
+    return [i.primitive for i in program.instructions]
+
+
+def run(fun: Callable[..., Any], *args: Any, compiler: Compiler = PLAIN) -> list[str]:
+    return names(kernels(flat(fun, *args), compiler))
+
+
+# -------------------------------------------------------------------------------------------------------------- flat programs
+
+
+def test_calls_are_inlined_and_equal_operations_merged() -> None:
+    def fun(x: Any) -> Any:
+        return jax.jit(jnp.sin)(x) + jnp.sin(x) + jax.checkpoint(jnp.cos)(x)
+
+    assert names(flat(fun, X)) == ["sin", "add", "cos", "add"]
+
+
+def test_results_of_other_shapes_are_not_equal() -> None:
+    def fun(x: Any) -> Any:
+        return lax.broadcast_in_dim(x[0], (64, 64), (0,)) + lax.broadcast_in_dim(x[0], (64, 64), (1,))
+
+    assert names(flat(fun, X)).count("broadcast_in_dim") == 2
+
+
+def test_views_and_remarks_are_nothing() -> None:
+    def fun(x: Any) -> Any:
+        y = ar.checkpoint_name(lax.stop_gradient(x.reshape(4096)), "y")
+        return lax.reduce_precision(y.astype(jnp.float32), 8, 23).reshape(64, 64) * 2
+
+    assert names(flat(fun, X)) == ["mul"]
+    assert names(flat(lambda x: lax.reduce_precision(x, 5, 10), X)) == ["reduce_precision"]
+
+
+def test_dead_code_is_left_out() -> None:
+    def fun(x: Any) -> Any:
+        lax.sin(x)
+        return lax.cos(x)
+
+    assert names(flat(fun, X)) == ["cos"]
+
+
+def test_the_maximum_with_minus_infinity_is_nothing() -> None:
+    assert names(flat(lambda x: lax.max(x, -jnp.inf), X)) == []
+    made = flat(lambda x: lax.max(x, 0.0), X).instructions
+    assert [(i.primitive, i.literals) for i in made] == [("max", True)]
+
+
+def test_a_checkpoint_puts_one_barrier_before_its_backward_pass() -> None:
+    def loss(x: Any) -> Any:
+        return jax.checkpoint(lambda y: jnp.sin(jnp.sin(y)))(x).sum()
+
+    program = flat(jax.grad(loss), X)
+    assert names(program).count("optimization_barrier") == 1
+    assert names(program).count("sin") >= 1
+
+
+def test_loops_and_branches_hold_programs() -> None:
+    def fun(x: Any) -> Any:
+        y, zs = lax.scan(lambda c, r: (jnp.sin(c), r * 2), x, jnp.ones((3, 64)))
+        return lax.cond(zs[0, 0] > 0, jnp.cos, jnp.tan, y)
+
+    program = flat(fun, X)
+    inner = {i.primitive: [names(p) for p in i.inner] for i in program.instructions if i.inner}
+    assert inner["scan"] == [["sin", "mul"]]
+    assert sorted(map(str, inner["cond"])) == ["['cos']", "['tan']"]
+
+
+def test_a_scan_with_snapshots_is_what_it_is_lowered_to() -> None:
+    def loss(x: Any) -> Any:
+        return ar.scan(lambda c, _: (jnp.sin(c), None), x, None, 16, snapshots=2)[0].sum()
+
+    found = names(flat(jax.grad(loss), X))
+    assert found
+    assert not any("autoremat" in name for name in found)
+
+
+# --------------------------------------------------------------------------------------------------------------------- fusion
+
+
+def test_a_chain_of_arithmetic_is_one_kernel() -> None:
+    assert run(lambda x: jnp.tanh(x * 2 + 1) - x, X) == ["sub"]
+
+
+def test_what_is_costly_is_computed_once() -> None:
+    def fun(x: Any) -> Any:
+        y = jnp.exp(x)
+        return y * 2, y @ x
+
+    assert run(fun, X).count("exp") == 1
+
+
+def test_what_is_cheap_is_computed_in_each_reader_that_can() -> None:
+    def fun(x: Any) -> Any:
+        y = x * 3
+        return y @ x, jnp.sin(y)
+
+    made = kernels(flat(fun, X), PLAIN)
+    sin = next(i for i in made.instructions if i.primitive == "sin")
+    product = next(i for i in made.instructions if i.primitive == "dot_general")
+    assert sin.inputs == made.inputs
+    assert product.inputs != made.inputs
+
+
+def test_what_is_computed_from_two_arrays_is_not_computed_twice() -> None:
+    def fun(x: Any, z: Any) -> Any:
+        y = x + z
+        return y @ x, jnp.sin(y)
+
+    made = kernels(flat(fun, X, X), PLAIN)
+    sum_ = next(i for i in made.instructions if i.primitive == "add")
+    assert next(i for i in made.instructions if i.primitive == "sin").inputs == sum_.outputs
+
+
+def test_a_transposed_product_is_multiplied_the_other_way_round() -> None:
+    assert run(lambda x: (x @ x).T, X) == ["dot_general"]
+
+
+def test_softmax_is_a_library_call() -> None:
+    def fun(x: Any) -> Any:
+        return jax.nn.softmax(x, -1)
+
+    assert run(fun, X, compiler=XLA_CPU) == ["library", "library"]  # exponentials; their sums, and the quotients
+    assert "library" not in run(fun, X)
+
+
+def test_the_derivative_of_attention_is_a_library_call() -> None:
+    def loss(q: Any, k: Any, v: Any) -> Any:
+        return (jax.nn.softmax(q @ k.swapaxes(-1, -2), -1) @ v).sum()
+
+    heads = jax.ShapeDtypeStruct((4, 32, 8), jnp.float32)
+    made = kernels(flat(jax.grad(loss, (0, 1, 2)), heads, heads, heads), XLA_CPU)
+    calls = [i for i in made.instructions if i.primitive == "library"]
+    assert max(len(c.inputs) for c in calls) >= 4  # cotangent, values, exponentials, sums
+
+
+def test_barriers_go_before_fusion_where_the_compiler_drops_them() -> None:
+    def fun(x: Any) -> Any:
+        return jnp.sin(lax.optimization_barrier(x * 2))
+
+    assert run(fun, X, compiler=XLA_CPU) == ["mul", "optimization_barrier", "sin"]
+    assert run(fun, X, compiler=XLA_CPU_0_10) == ["sin"]
+
+
+# -------------------------------------------------------------------------------------------------------------- order and peak
+
+
+def line(*nbytes: int, reads: dict[int, tuple[int, ...]], outputs: tuple[int, ...]) -> Program:
+    """A program of opaque instructions: instruction `i` makes value `i + 1`; value 0 is the input."""
+    made = [Instruction(primitive=f"op{v}", inputs=reads[v], outputs=(v,)) for v in range(1, len(nbytes))]
+    return Program(
+        nbytes=nbytes, rank=(1,) * len(nbytes), instructions=tuple(made), inputs=(0,), outputs=outputs
+    )
+
+
+def test_more_readers_first_then_more_bytes() -> None:
+    # 4 reads 2 and 3; 3 leads to more bytes.
+    program = line(8, 8, 8, 80, 8, reads={1: (0,), 2: (1,), 3: (1,), 4: (2, 3)}, outputs=(4,))
+    assert depth_first(program) == [0, 2, 1, 3]
+    # The same, but 1's other reader comes before 2: what leads to it has more readers.
+    program = line(8, 8, 8, 80, 8, reads={1: (0,), 2: (1,), 3: (0,), 4: (2, 3, 1)}, outputs=(4,))
+    assert depth_first(program) == [0, 1, 2, 3]
+
+
+def test_peak_of_a_chain() -> None:
+    program = line(5, 10, 20, 30, reads={1: (0,), 2: (1,), 3: (2,)}, outputs=(3,))
+    found = peak(program, PLAIN)
+    assert [m.nbytes for m in found.timeline] == [10, 30, 20]
+    assert (found.temp_bytes, found.at.primitive) == (30, "op2")
+
+
+def test_a_loop_needs_what_its_body_needs() -> None:
+    def fun(x: Any) -> Any:
+        return lax.fori_loop(0, 3, lambda i, c: jnp.tanh(c @ c) @ c, x)
+
+    inside = peak(flat(lambda c: jnp.tanh(c @ c) @ c, X), PLAIN).temp_bytes
+    assert peak(flat(fun, X), PLAIN).temp_bytes >= inside >= NBYTES
+
+
+def test_in_place() -> None:
+    def fun(x: Any) -> Any:
+        y = x @ x
+        return (jnp.sin(y) @ x) @ x
+
+    # sin writes over the product that it reads; the second product cannot.
+    assert peak(flat(fun, X), PLAIN).temp_bytes == 2 * NBYTES
+
+
+@pytest.mark.parametrize("fun", [lambda x: x, lambda x: (x, 1.0), lambda x: jnp.zeros(3)])
+def test_nothing_to_run(fun: Callable[..., Any]) -> None:
+    assert peak(flat(fun, X), PLAIN).temp_bytes == 0
