@@ -3,6 +3,8 @@
 from autoremat.solve._binomial import Schedule as Schedule
 from autoremat.solve._binomial import binomial as binomial
 from autoremat.solve._binomial import forward_steps as forward_steps
+from autoremat.solve._bound import LowerBound as LowerBound
+from autoremat.solve._bound import Part as Part
 from autoremat.solve._cut import cut as cut
 from autoremat.solve._evaluate import Judge as Judge
 from autoremat.solve._evaluate import close as close
