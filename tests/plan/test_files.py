@@ -59,6 +59,9 @@ def _plan(**changes: Any) -> ar.Plan:
         kept_bytes=50,
         recompute_flops=7,
         forward_flops=70,
+        recompute_seconds=7e-9,
+        bound_seconds=5e-9,
+        step_seconds=2e-7,
         seconds=1 / 3,
         compile_seconds=0,  # the sum of no compilations is an integer
         compiles=0,
@@ -96,7 +99,7 @@ def test_the_file_says_what_it_was_made_with(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     _plan().save(path)
     document = json.loads(path.read_text())
-    assert document["version"] == 1
+    assert document["version"] == 2
     assert document["autoremat"] == ar.__version__
     assert document["plan"]["environment"] == environment()
     assert document["plan"]["decisions"][0]["policy"]["price"] == "-22/7"
@@ -197,12 +200,12 @@ def test_truncated(tmp_path: Path) -> None:
         _refused(path, "truncated", "ends in the middle")
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 1, 3, "2", None])
 def test_another_format_version(tmp_path: Path, version: Any) -> None:
     path = tmp_path / "plan.json"
     document = _saved(path) | {"version": version, "autoremat": "9.9.9"}
     path.write_text(json.dumps(document))
-    _refused(path, f"version {version!r} of the format", "by autoremat 9.9.9", "reads version 1")
+    _refused(path, f"version {version!r} of the format", "by autoremat 9.9.9", "reads version 2")
 
 
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:

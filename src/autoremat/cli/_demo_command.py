@@ -52,7 +52,7 @@ def read_size(ctx: click.Context, param: click.Parameter, value: str) -> Size:
 @click.option("--steps", type=click.IntRange(min=1), default=STEPS, hidden=True)
 @click.option("--size", callback=read_size, default="", hidden=True)
 @click.option("--compiled", type=click.IntRange(min=0), default=COMPILED, hidden=True)
-@click.option("--effort", type=click.Choice(["fast", "balanced"]), default="balanced", hidden=True)
+@click.option("--effort", type=click.Choice(["fast", "balanced", "optimal"]), default="balanced", hidden=True)
 @json_option
 def demo_command(*, steps: int, size: Size, compiled: int, effort: str, as_json: bool) -> None:
     """Train a small GPT on real text three ways, and compare them.

@@ -28,7 +28,7 @@ from autoremat.report import plan_report
 @target_option
 @click.option(
     "--effort",
-    type=click.Choice(["fast", "balanced"]),
+    type=click.Choice(["fast", "balanced", "optimal"]),
     default="balanced",
     show_default=True,
     help="fast tries one way to stage the program, balanced all promising ones.",

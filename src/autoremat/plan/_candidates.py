@@ -18,6 +18,7 @@ from autoremat._compat import Jaxpr, eval_jaxpr
 from autoremat.cost import Device, device_for_backend
 from autoremat.measure import MemoryUse, compile_memory
 from autoremat.measure._memory import abstract
+from autoremat.plan._bound import Relaxation, relax
 from autoremat.plan._path import Path, build_path
 from autoremat.plan._rewrite import Decisions, decide, rewrite
 from autoremat.plan._stages import Builder, Program, Stage, partitions
@@ -66,6 +67,7 @@ class Record:
     source: Iterator[Variant] | None = None
     measured: dict[tuple[int, int], Measured] = field(default_factory=dict)
     predicted: dict[tuple[int, int], int] = field(default_factory=dict)
+    relaxed: Relaxation | None = None
     seconds: float = 0.0
 
 
@@ -137,6 +139,15 @@ class Candidates:
         chosen = self._known(variant)
         return decide(chosen.path.program, chosen.path.states[index], chosen.fence)
 
+    def relaxation(self) -> Relaxation:
+        """What bounds every plan from below, whatever its budget."""
+        start = time.perf_counter()
+        if self.record.relaxed is None:
+            gradient = self._gradient(planned_function(self.traced, ()))
+            self.record.relaxed = relax(gradient, self.args, self.device)
+        self.record.seconds += time.perf_counter() - start
+        return self.record.relaxed
+
     def _known(self, number: int) -> Variant:
         variant = self.variant(number)
         if variant is None:
@@ -182,6 +193,14 @@ class Candidates:
     def compile(self, decisions: Decisions) -> tuple[MemoryUse, Any]:
         """Compile `value_and_grad` of the function with decisions written in."""
         return compile_memory(self._gradient(decisions), *self.args, compiler_options=self.options)
+    def compile(self, decisions: Decisions) -> tuple[MemoryUse, Any]:
+        """Compile `value_and_grad` of the function with decisions written in."""
+        gradient = self._gradient(planned_function(self.traced, decisions))
+        return compile_memory(gradient, *self.args, compiler_options=self.options)
+
+    def _gradient(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+        argnums = self.argnums[0] if self.scalar_argnum else self.argnums
+        return jax.value_and_grad(fun, argnums, has_aux=self.has_aux)
 
 
 def planned_function(traced: Traced, decisions: Decisions) -> Callable[..., Any]:

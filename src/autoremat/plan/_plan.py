@@ -13,6 +13,7 @@ from autoremat._errors import CompileError, InfeasibleBudgetError, PlanMismatchE
 from autoremat.graph import Graph
 from autoremat.measure import MemoryUse, default_compiler_options, environment
 from autoremat.measure._memory import check_target
+from autoremat.plan._bound import room
 from autoremat.plan._candidates import Candidates, Measured, Progress, planned_function
 from autoremat.plan._floor import name_floor
 from autoremat.plan._rewrite import Decisions, LoopBlock, blocks
@@ -41,6 +42,8 @@ class Plan:
         arguments and outputs included.
     - `unplanned_bytes`: the compiled peak without any recomputation; `None` where that program does not compile.
     - `recompute_flops`: FLOPs that run a second time in one step; `forward_flops` of the forward pass, to compare with.
+    - `recompute_seconds`: time that these take by the cost model; `step_seconds` of a step that recomputes nothing.
+    - `bound_seconds`: no program within the budget recomputes less, by the same model, whatever its compiler fuses (see `gap`).
     - `seconds`: planning time without compilations; `compile_seconds` of those; `compiles` how many they were.
     - `decisions`: which stages are checkpoints, and which values each keeps.
     - `compiler_options`: what the peak was verified under. Pass them to `jax.jit`: what is verified must be what runs.
@@ -62,6 +65,9 @@ class Plan:
     kept_bytes: int
     recompute_flops: int
     forward_flops: int
+    recompute_seconds: float
+    bound_seconds: float
+    step_seconds: float
     seconds: float
     compile_seconds: float
     compiles: int
@@ -113,6 +119,15 @@ class Plan:
         return plan_text(summarize(self))
 
     @property
+    def gap(self) -> float:
+        """How far the plan can be from the best one: (recomputation - its lower bound) / (a step without recomputation).
+
+        A share of the step's time by the cost model; 0 where nothing is recomputed. The bound counts operations that
+        compilers do not fuse, and what is alive between the forward and the backward pass: a plan of this gap may be the best.
+        """
+        return (self.recompute_seconds - self.bound_seconds) / self.step_seconds if self.step_seconds else 0.0
+
+    @property
     def checkpoints(self) -> int:
         """How many stages recompute."""
         return sum(1 for _ in blocks(self.decisions))
@@ -138,6 +153,10 @@ def summarize(plan: Plan) -> dict[str, Any]:
         "kept_bytes": plan.kept_bytes,
         "recompute_flops": plan.recompute_flops,
         "forward_flops": plan.forward_flops,
+        "recompute_seconds": plan.recompute_seconds,
+        "bound_seconds": plan.bound_seconds,
+        "step_seconds": plan.step_seconds,
+        "gap": plan.gap,
         "planning_seconds": plan.seconds,
         "compile_seconds": plan.compile_seconds,
         "compiles": plan.compiles,
@@ -277,6 +296,7 @@ def _to_plan(
     from autoremat.cost import graph_flops
 
     traced, record = candidates.traced, candidates.record
+    relaxation = candidates.relaxation()
     new = [m for key, m in record.measured.items() if key not in before]
     return Plan(
         function=traced.name,
@@ -292,6 +312,9 @@ def _to_plan(
         kept_bytes=chosen.nbytes,
         recompute_flops=chosen.flops,
         forward_flops=graph_flops(traced.graph),
+        recompute_seconds=chosen.cost / 1e12,
+        bound_seconds=relaxation.least_cost(room(chosen.use, limit)) / 1e12 if chosen.cost else 0.0,
+        step_seconds=relaxation.step_cost / 1e12,
         seconds=candidates.trace_seconds + record.seconds,
         compile_seconds=sum(m.use.seconds for m in new),
         compiles=len(new),
@@ -330,14 +353,26 @@ def _infeasible(candidates: Candidates, search: Search, limit: int) -> Infeasibl
             "every plan tried, that which recomputes everything included. Cheapest fix: a smaller batch."
         )
     floor = lowest.use.peak_bytes
+    scope = _proof(candidates, lowest.use, limit) or "for any recomputation tried"
     op = name_floor(candidates, candidates.decisions(lowest.variant, lowest.index)).text
     return InfeasibleBudgetError(
         f"`autoremat.plan({candidates.traced.name}, budget=...)`: got {limit:,} bytes, but the lowest compiled peak "
-        f"reached is {floor:,} bytes, for any recomputation tried. {op + ' ' if op else ''}Cheapest fix: a budget of at least {floor:,} "
+        f"reached is {floor:,} bytes, {scope}. {op + ' ' if op else ''}Cheapest fix: a budget of at least {floor:,} "
         "bytes, or a smaller batch.",
         floor_bytes=floor,
         op=op,
     )
+
+
+def _proof(candidates: Candidates, use: MemoryUse, limit: int) -> str:
+    """Why no recomputation whatever meets the budget; empty where that is not proven."""
+    fixed = use.argument_bytes + use.output_bytes - use.alias_bytes
+    if fixed > limit:
+        return f"and it is proven that none fits: arguments and outputs alone take {fixed:,} bytes"
+    least = candidates.relaxation().least_bytes
+    if least > room(use, limit):
+        return f"and it is proven that none fits: beside the arguments {least:,} bytes are kept that may not be computed twice"
+    return ""
 
 
 # ------------------------------------------------------------------------------------------------------------- frontier

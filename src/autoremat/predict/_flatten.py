@@ -67,7 +67,7 @@ def flatten(jaxpr: Jaxpr) -> Program:
     live, _ = dce(jaxpr, [True] * len(jaxpr.outvars))
     flattener = _Flattener()
     inputs = [flattener.value(v.aval) for v in (*live.constvars, *live.invars)]
-    bound = dict(zip((*live.constvars, *live.invars), inputs, strict=True))
+    bound: dict[Any, Operand] = dict(zip((*live.constvars, *live.invars), inputs, strict=True))
     outs = flattener.run(live, bound)
     program = Program(
         nbytes=tuple(flattener.nbytes),

@@ -196,8 +196,13 @@ def plan_report(data: Data) -> Report:
         "Peaks are read from the program compiled for this target, of jax.value_and_grad, arguments and outputs "
         "included."
     )
+    if data["recompute_flops"]:
+        reading += (
+            " By the cost model no program within the budget recomputes for less than the lower bound, which counts "
+            "operations that compilers do not fuse; the gap is the most that a better plan could save."
+        )
     if data["compiler_options"]:
-        reading += " They hold under the compiler options above: pass them to jax.jit."
+        reading += " Peaks hold under the compiler options above: pass them to jax.jit."
     blocks.append(Paragraph(reading))
     blocks += [Note(text) for text in data["notes"]]
     title = f"Plan for {data['function']} on {data['target']}"
@@ -225,10 +230,18 @@ def _memory_facts(data: Data) -> Iterator[Fact]:
     yield Fact(label="Kept for backward", value=size_text(data["kept_bytes"]), remark="by the model")
 
 
+def _bound_fact(data: Data) -> Fact:
+    spent, bound = seconds_text(data["recompute_seconds"]), seconds_text(data["bound_seconds"])
+    gap = f"gap {share_text(data['gap'], 1)} of a step's time"
+    return Fact(label="  lower bound", value=f"{bound} of {spent}", remark=gap)
+
+
 def _price_facts(data: Data) -> Iterator[Fact]:
     again, forward = data["recompute_flops"], data["forward_flops"]
     share = f"{share_text(again, forward)} of the forward pass's {flops_text(forward)}"
     yield Fact(label="Recomputed a step", value=flops_text(again), remark=share)
+    if again:
+        yield _bound_fact(data)
     yield Fact(label="Stages recomputed", value=f"{data['checkpoints']:,}", remark=data["grouping"])
     if snapshots := data.get("snapshots"):
         numbers = ", ".join(map(str, snapshots))

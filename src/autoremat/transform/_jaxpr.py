@@ -41,6 +41,9 @@ def is_var(x: Any) -> bool:
     return not isinstance(x, Literal)
 
 
+# Functions with derivatives of their own: where nothing is differentiated any more they are plain calls.
+OWN_DERIVATIVES = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+
 # Checkpoints that a planner replaces by its own: JAX's and ours.
 CHECKPOINTS = {"remat2": "jaxpr", "checkpoint": "jaxpr", "autoremat_checkpoint": "jaxpr"}
 
@@ -119,13 +122,16 @@ def rebind(eqn: JaxprEqn, invars: Sequence[Any], outvars: Sequence[Any], **param
     return eqn.replace(invars=list(invars), outvars=list(outvars), params=dict(eqn.params, **params))
 
 
-def inline_calls(jaxpr: Jaxpr, *, dissolve_checkpoints: bool = False) -> tuple[Jaxpr, list[Any]]:
+def inline_calls(
+    jaxpr: Jaxpr, *, dissolve_checkpoints: bool = False, dissolve_derivatives: bool = False
+) -> tuple[Jaxpr, list[Any]]:
     """Inline every plain call. Returns a jaxpr whose leading inputs are the returned constants.
 
     `jaxpr: a -> b` becomes `(consts, a) -> b`; a jaxpr without calls comes back as it is. `dissolve_checkpoints` treats
-    checkpoints as plain calls, too.
+    checkpoints as plain calls, too, `dissolve_derivatives` functions with derivatives of their own.
     """
-    calls = {**_CALLS, **CHECKPOINTS} if dissolve_checkpoints else _CALLS
+    calls = _CALLS | (CHECKPOINTS if dissolve_checkpoints else {})
+    calls |= OWN_DERIVATIVES if dissolve_derivatives else {}
     if not any(called_jaxpr(e, calls) is not None for e in jaxpr.eqns):
         return jaxpr, []
     inliner = _Inliner(calls)
@@ -134,9 +140,12 @@ def inline_calls(jaxpr: Jaxpr, *, dissolve_checkpoints: bool = False) -> tuple[J
     return new_jaxpr(invars, outs, inliner.eqns, jaxpr), list(inliner.constants.values())
 
 
-def inline_body(jaxpr: Jaxpr) -> Jaxpr:
-    """Inline the plain calls in the body of a loop or a branch, which can have no constants: a call that holds some stays."""
-    inliner = _Inliner(hoist=False)
+def inline_body(jaxpr: Jaxpr, *, dissolve_derivatives: bool = False) -> Jaxpr:
+    """Inline the plain calls in the body of a loop or a branch, which can have no constants: a call that holds some stays.
+
+    `dissolve_derivatives` as in `inline_calls`.
+    """
+    inliner = _Inliner(_CALLS | (OWN_DERIVATIVES if dissolve_derivatives else {}), hoist=False)
     outs = inliner.run(jaxpr, {}, False)
     return new_jaxpr(jaxpr.invars, outs, inliner.eqns, jaxpr)
 

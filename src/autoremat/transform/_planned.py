@@ -126,12 +126,13 @@ def pose(joint: Joint, target: Device, free: Sequence[bool], shared: Iterable[in
     for var, i in ids.items():
         variables[i] = var
     paid_elsewhere = {ids[joint.outs[i]] for i in shared if is_var(joint.outs[i])}
-    storages = tuple(_storages(v, target, v.id in paid_elsewhere) for v in graph.values)
+    storages = tuple(storages_of(v, target, paid_elsewhere=v.id in paid_elsewhere) for v in graph.values)
     problem = Problem(graph=graph, op_cost=graph_costs(graph, target), storages=storages)
     return JointProblem(problem, tuple(variables), fingerprint(graph))
 
 
-def _storages(value: Value, target: Device, paid_elsewhere: bool) -> tuple[Storage, ...]:
+def storages_of(value: Value, target: Device, *, paid_elsewhere: bool) -> tuple[Storage, ...]:
+    """The ways to keep a value; as it is it costs nothing if it is `paid_elsewhere`."""
     if value.dtype == "float0" or (not value.shape and not value.nbytes):
         return (Storage("device", 0),)
     options = []
