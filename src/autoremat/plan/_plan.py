@@ -13,7 +13,7 @@ from autoremat._errors import CompileError, InfeasibleBudgetError, PlanMismatchE
 from autoremat.graph import Graph
 from autoremat.measure import MemoryUse, default_compiler_options, environment
 from autoremat.measure._memory import check_target
-from autoremat.plan._bound import room
+from autoremat.plan._bound import Relaxation, room
 from autoremat.plan._candidates import Candidates, Measured, Progress, planned_function
 from autoremat.plan._floor import name_floor
 from autoremat.plan._rewrite import Decisions, LoopBlock, blocks
@@ -296,7 +296,6 @@ def _to_plan(
     from autoremat.cost import graph_flops
 
     traced, record = candidates.traced, candidates.record
-    relaxation = candidates.relaxation()
     new = [m for key, m in record.measured.items() if key not in before]
     return Plan(
         function=traced.name,
@@ -313,8 +312,8 @@ def _to_plan(
         recompute_flops=chosen.flops,
         forward_flops=graph_flops(traced.graph),
         recompute_seconds=chosen.cost / 1e12,
-        bound_seconds=relaxation.least_cost(room(chosen.use, limit)) / 1e12 if chosen.cost else 0.0,
-        step_seconds=relaxation.step_cost / 1e12,
+        bound_seconds=_bound(candidates.relaxation(), chosen, limit) / 1e12,
+        step_seconds=candidates.relaxation().step_cost / 1e12,
         seconds=candidates.trace_seconds + record.seconds,
         compile_seconds=sum(m.use.seconds for m in new),
         compiles=len(new),
@@ -325,6 +324,15 @@ def _to_plan(
         operations=tuple(op.primitive for op in traced.graph.ops),
         environment=environment(),
     )
+
+
+def _bound(relaxation: Relaxation, chosen: Measured, limit: int) -> int | float:
+    """Picoseconds of recomputation that the budget costs any program.
+
+    A plan below its bound fits because the compiler does what the bound does not cover: then nothing is known, which is 0.
+    """
+    least = relaxation.least_cost(room(chosen.use, limit)) if chosen.cost else 0
+    return least if least <= chosen.cost else 0
 
 
 def _notes(chosen: Measured, baseline: Measured | None, dissolved: int) -> Iterator[str]:
