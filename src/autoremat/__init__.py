@@ -27,6 +27,8 @@ from autoremat.plan import FrontierPoint as FrontierPoint
 from autoremat.plan import Plan as Plan
 from autoremat.plan import frontier as frontier
 from autoremat.plan import plan as plan
+from autoremat.predict import Prediction as Prediction
+from autoremat.predict import predict as predict
 from autoremat.transform import Equation as Equation
 from autoremat.transform import Residual as Residual
 from autoremat.transform import Residuals as Residuals
@@ -61,6 +63,7 @@ __all__ = [
     "PlanFileError",
     "PlanMismatchError",
     "PolicyError",
+    "Prediction",
     "Residual",
     "Residuals",
     "TargetError",
@@ -73,6 +76,7 @@ __all__ = [
     "jaxpr_flops",
     "measure",
     "plan",
+    "predict",
     "print_saved_residuals",
     "register_cost",
     "remat",

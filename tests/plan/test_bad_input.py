@@ -321,7 +321,12 @@ def test_unknown_target() -> None:
 
 @pytest.mark.parametrize("effort", ["blanced", "", None, 3])
 def test_unknown_effort(effort: Any) -> None:
-    refused(ValueError, lambda: plan_of(loss, W, X, effort=effort), '"fast", "balanced" or "optimal"', repr(effort))
+    refused(
+        ValueError,
+        lambda: plan_of(loss, W, X, effort=effort),
+        '"fast", "balanced" or "optimal"',
+        repr(effort),
+    )
 
 
 def test_unknown_compiler_option() -> None:

@@ -55,6 +55,7 @@ def _plan(**changes: Any) -> ar.Plan:
         budget_bytes=2**40,
         peak_bytes=114,
         unplanned_bytes=200,
+        predicted_bytes=90,
         memory=memory,
         kept_bytes=50,
         recompute_flops=7,

@@ -150,7 +150,10 @@ def test_softmax_is_a_library_call() -> None:
     def fun(x: Any) -> Any:
         return jax.nn.softmax(x, -1)
 
-    assert run(fun, X, compiler=XLA_CPU) == ["library", "library"]  # exponentials; their sums, and the quotients
+    assert run(fun, X, compiler=XLA_CPU) == [
+        "library",
+        "library",
+    ]  # exponentials; their sums, and the quotients
     assert "library" not in run(fun, X)
 
 

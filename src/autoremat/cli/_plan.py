@@ -31,7 +31,7 @@ from autoremat.report import plan_report
     type=click.Choice(["fast", "balanced", "optimal"]),
     default="balanced",
     show_default=True,
-    help="fast tries one way to stage the program, balanced all promising ones.",
+    help="fast tries one way to stage the program, balanced all promising ones, optimal compiles many more.",
 )
 @json_option
 def plan_command(

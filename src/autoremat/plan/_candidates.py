@@ -179,20 +179,12 @@ class Candidates:
         key = (0, -1) if index < 0 else (variant, index)
         if key not in self.record.predicted:
             start = time.perf_counter()
-            gradient = self._gradient(self.decisions(*key))
+            gradient = self._gradient(planned_function(self.traced, self.decisions(*key)))
             shapes = jax.tree.map(abstract, self.args)
             self.record.predicted[key] = predict(gradient, *shapes).peak_bytes
             self.record.seconds += time.perf_counter() - start
         return self.record.predicted[key]
 
-    def _gradient(self, decisions: Decisions) -> Callable[..., Any]:
-        fun = planned_function(self.traced, decisions)
-        argnums = self.argnums[0] if self.scalar_argnum else self.argnums
-        return jax.value_and_grad(fun, argnums, has_aux=self.has_aux)
-
-    def compile(self, decisions: Decisions) -> tuple[MemoryUse, Any]:
-        """Compile `value_and_grad` of the function with decisions written in."""
-        return compile_memory(self._gradient(decisions), *self.args, compiler_options=self.options)
     def compile(self, decisions: Decisions) -> tuple[MemoryUse, Any]:
         """Compile `value_and_grad` of the function with decisions written in."""
         gradient = self._gradient(planned_function(self.traced, decisions))

@@ -40,6 +40,7 @@ class Plan:
 
     - `budget_bytes`, `peak_bytes`: the budget, and the compiled peak of `value_and_grad` under this plan, on one device;
         arguments and outputs included.
+    - `predicted_bytes`: the peak that was predicted before the plan was compiled (see `autoremat.predict`).
     - `unplanned_bytes`: the compiled peak without any recomputation; `None` where that program does not compile.
     - `recompute_flops`: FLOPs that run a second time in one step; `forward_flops` of the forward pass, to compare with.
     - `recompute_seconds`: time that these take by the cost model; `step_seconds` of a step that recomputes nothing.
@@ -60,6 +61,7 @@ class Plan:
     compiler_options: dict[str, Any]
     budget_bytes: int
     peak_bytes: int
+    predicted_bytes: int
     unplanned_bytes: int | None
     memory: MemoryUse
     kept_bytes: int
@@ -145,6 +147,7 @@ def summarize(plan: Plan) -> dict[str, Any]:
         "target": plan.target,
         "budget_bytes": plan.budget_bytes,
         "peak_bytes": plan.peak_bytes,
+        "predicted_bytes": plan.predicted_bytes,
         "unplanned_bytes": plan.unplanned_bytes,
         "argument_bytes": plan.memory.argument_bytes,
         "output_bytes": plan.memory.output_bytes,
@@ -248,7 +251,7 @@ def plan(
     chosen = search.run()
     if chosen is None:
         raise _infeasible(candidates, search, limit)
-    return _to_plan(candidates, chosen, baseline, limit, before)
+    return _to_plan(candidates, chosen, baseline, limit, before, search)
 
 
 def _baseline(candidates: Candidates, budget: Budget) -> Measured | None:
@@ -291,7 +294,12 @@ def prepare(
 
 
 def _to_plan(
-    candidates: Candidates, chosen: Measured, baseline: Measured | None, limit: int, before: set[Any]
+    candidates: Candidates,
+    chosen: Measured,
+    baseline: Measured | None,
+    limit: int,
+    before: set[Any],
+    search: Search,
 ) -> Plan:
     from autoremat.cost import graph_flops
 
@@ -306,6 +314,7 @@ def _to_plan(
         compiler_options=candidates.options,
         budget_bytes=limit,
         peak_bytes=chosen.use.peak_bytes,
+        predicted_bytes=candidates.predicted(chosen.variant, chosen.index),
         unplanned_bytes=baseline.use.peak_bytes if baseline else None,
         memory=chosen.use,
         kept_bytes=chosen.nbytes,
@@ -319,7 +328,7 @@ def _to_plan(
         compiles=len(new),
         grouping="as it is" if chosen.index < 0 else candidates.record.variants[chosen.variant].name,
         decisions=candidates.decisions(chosen.variant, chosen.index),
-        notes=tuple(_notes(chosen, baseline, traced.dissolved)),
+        notes=(*_notes(chosen, baseline, traced.dissolved), *_unfinished(search)),
         arguments=argument_types(traced.graph),
         operations=tuple(op.primitive for op in traced.graph.ops),
         environment=environment(),
@@ -350,6 +359,14 @@ def _notes(chosen: Measured, baseline: Measured | None, dissolved: int) -> Itera
             f"Activations are not the bulk of the memory here: without recomputation temporaries take {use.temp_bytes:,} "
             f"bytes, arguments and outputs {fixed:,}. A larger batch, not a plan, is what this function has room for; "
             "recomputation cannot go below arguments and outputs."
+        )
+
+
+def _unfinished(search: Search) -> Iterator[str]:
+    if search.exhausted:
+        yield (
+            f"The search ended after {search.compiles} compilations, with plans left that may recompute less. Cheapest fix, if the gap "
+            'matters: effort="optimal", or call autoremat.plan again: it goes on from what is known.'
         )
 
 
