@@ -35,6 +35,7 @@ from rich.table import Table
 import autoremat as ar
 from autoremat.report import TerminalProgress
 from benchmarks.double import in_double
+from benchmarks.gradients import Difference, difference
 from benchmarks.machine import describe
 from benchmarks.timing import median_seconds
 
@@ -97,35 +98,6 @@ def example(net: Any, pixels: int, batch: int, classes: int) -> tuple[Any, ...]:
     labels = jnp.asarray(rng.integers(0, classes, batch), jnp.int32)
     trainable = [v.value for v in net.trainable_variables]
     return trainable, [v.value for v in net.non_trainable_variables], images, labels
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Of two gradients: the norm of the difference over the norm, of all parameters together and of the worst array.
-
-    Arrays whose gradient is nothing but rounding are left out of the second: the bias of a convolution before batch
-    normalization has the gradient zero.
-    """
-
-    whole: float
-    worst: float
-
-
-ROUNDING = 1e-6
-"""An array whose largest entry is below this share of the largest of all is nothing but rounding."""
-
-
-def difference(ours: Any, theirs: Any) -> Difference:
-    """How far two gradients are apart."""
-    pairs = [
-        (np.asarray(a, np.float64), np.asarray(b, np.float64))
-        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
-    ]
-    largest = max(float(np.abs(b).max()) for _, b in pairs)
-    norms = [(float(np.linalg.norm(a - b)), float(np.linalg.norm(b))) for a, b in pairs]
-    whole = math.hypot(*(d for d, _ in norms)) / math.hypot(*(n for _, n in norms))
-    real = [n for n, (_, b) in zip(norms, pairs, strict=True) if np.abs(b).max() >= ROUNDING * largest]
-    return Difference(whole, max(d / n for d, n in real))
 
 
 @dataclass(frozen=True)

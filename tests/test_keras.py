@@ -16,7 +16,8 @@ keras = pytest.importorskip("keras")
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="Keras runs on another backend")
 
 from benchmarks.double import in_double  # noqa: E402
-from benchmarks.keras_models import build, difference, example, gradient, loss_of  # noqa: E402
+from benchmarks.gradients import difference  # noqa: E402
+from benchmarks.keras_models import build, example, gradient, loss_of  # noqa: E402
 
 import autoremat as ar  # noqa: E402
 
