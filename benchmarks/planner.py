@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 import autoremat as ar
-from benchmarks import transformer
 from benchmarks.machine import describe
+from benchmarks.models import transformer
 
 TARGETS = {1_000: 1.0, 10_000: 10.0, 50_000: 60.0}
 WIDTH = 64

@@ -2,7 +2,7 @@
 
     python -m benchmarks.policies [--forms unrolled,scan] [--repeats 7] [--out benchmarks/results]
 
-The transformer of `benchmarks.transformer`, unrolled and under `scan`, memory scheduler. FLOPs are counted one way for
+The transformer of `benchmarks.models.transformer`, unrolled and under `scan`, memory scheduler. FLOPs are counted one way for
 both: over the emitted program after dead-code elimination, loops times their trip counts. The compiler's own count stands
 beside (it counts a loop's body once). Reached means: peak at most 1 % above the policy's, FLOPs at most 0.5 % above.
 """
@@ -20,8 +20,8 @@ from typing import Any
 import jax
 
 import autoremat as ar
-from benchmarks import transformer
 from benchmarks.machine import describe
+from benchmarks.models import transformer
 from benchmarks.timing import median_seconds
 
 MEMORY_SLACK, FLOP_SLACK = 1.01, 1.005

@@ -2,7 +2,7 @@
 
     python -m benchmarks.tracing [--layers 24] [--repeats 9] [--out benchmarks/results]
 
-The transformer of `benchmarks/transformer.py`, unrolled and under `scan`, each layer a checkpoint. Every measurement makes its
+The transformer of `benchmarks/models/transformer.py`, unrolled and under `scan`, each layer a checkpoint. Every measurement makes its
 functions anew, so that no cache of an earlier one helps. Beside the time: how often the layer itself is traced, at the first call and
 when the gradient is traced again. Target: at most 1.5 times the time, and equally many traces.
 """
@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 import autoremat as ar
-from benchmarks import transformer
+from benchmarks.models import transformer
 from benchmarks.pages import publish
 
 TARGET = 1.5

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from benchmarks import transformer
+from benchmarks.models import transformer
 
 from autoremat.measure import compile_memory, jaxpr_flops
 from autoremat.transform import checkpoint, checkpoint_policies
