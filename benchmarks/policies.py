@@ -1,241 +1,263 @@
 """Every policy of `jax.checkpoint` against a plan at a budget of its compiled memory.
 
-    python -m benchmarks.policies [--forms unrolled,scan] [--repeats 7] [--out benchmarks/results]
+    python -m benchmarks.policies [--models transformer,unet] [--repeats 7] [--plots transformer] [--out benchmarks/results]
 
-The transformer of `benchmarks.models.transformer`, unrolled and under `scan`, memory scheduler. FLOPs are counted one way for
-both: over the emitted program after dead-code elimination, loops times their trip counts. The compiler's own count stands
-beside (it counts a loop's body once). Reached means: peak at most 1 % above the policy's, FLOPs at most 0.5 % above.
+The models of `benchmarks.models`, memory scheduler. Reached means: peak at most 1 % above the policy's, FLOPs at most 0.5 % above. FLOPs
+are counted one way for both: over the emitted program after dead-code elimination, loops times their trip counts. The compiler's own count
+stands beside. Targets: all policies reached; the geometric mean of the step time below that of the policies; of unfused attention the core is
+recomputed first, a fused kernel is not.
+
+With `--models` the other models' rows stay as they are. With one round of timing (`--repeats 1`) the time ratios mean little.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 import autoremat as ar
+from autoremat.measure import MemoryUse, default_compiler_options
+from benchmarks.gradients import difference
 from benchmarks.machine import describe
-from benchmarks.models import transformer
+from benchmarks.models import MODELS
+from benchmarks.models.model import Loss, Model, Wrap, unwrapped
+from benchmarks.pages import show
+from benchmarks.policy_results import (
+    ROW_HEADER,
+    Figures,
+    Result,
+    Row,
+    plot,
+    read_records,
+    records_path,
+    row_cells,
+    summary,
+    time_mean,
+    write_records,
+    write_results,
+)
+from benchmarks.reruns import moment
 from benchmarks.timing import median_seconds
 
-MEMORY_SLACK, FLOP_SLACK = 1.01, 1.005
-OPTIONS = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+SHARES = (1 / 3, 1 / 2, 2 / 3)
+"""Of the bytes that recomputation can free: where to look at what is recomputed first."""
+
+PLOTTED = ("transformer", "transformer_scan")
+"""Models whose frontier is drawn, which takes plans for more budgets than those of the policies."""
+
+BUDGETS = (100, 85, 70, 60, 50, 45, 40, 35, 30)
+"""... in percent of the peak without recomputation."""
 
 
-def policies() -> dict[str, Callable[..., Any]]:
-    """JAX's own policies, those with names with the tags of the model. The offloading ones need a host memory."""
+def policies(model: Model) -> dict[str, Callable[..., Any]]:
+    """JAX's own policies, those with names with the tags of the model."""
     cp = jax.checkpoint_policies
-    return {
+    found: dict[str, Callable[..., Any]] = {
         "everything_saveable": cp.everything_saveable,
+        "nothing_saveable": cp.nothing_saveable,
         "dots_saveable": cp.dots_saveable,
         "dots_with_no_batch_dims_saveable": cp.dots_with_no_batch_dims_saveable,
-        "nothing_saveable": cp.nothing_saveable,
-        "save_only_these_names(context)": cp.save_only_these_names("context"),
-        "save_only_these_names(qkv, context, mlp)": cp.save_only_these_names("qkv", "context", "mlp"),
-        "save_any_names_but_these(mlp)": cp.save_any_names_but_these("mlp"),
-        "save_anything_except_these_names(mlp)": cp.save_anything_except_these_names("mlp"),
-        "save_from_both_policies(dots_no_batch, context)": cp.save_from_both_policies(
-            cp.dots_with_no_batch_dims_saveable, cp.save_only_these_names("context")
-        ),
     }
+    for names in model.saved:
+        found[f"save_only_these_names({', '.join(names)})"] = cp.save_only_these_names(*names)
+    if model.left_out:
+        but = ", ".join(model.left_out)
+        found[f"save_any_names_but_these({but})"] = cp.save_any_names_but_these(*model.left_out)
+        found[f"save_anything_except_these_names({but})"] = cp.save_anything_except_these_names(
+            *model.left_out
+        )
+    if model.saved:
+        first = model.saved[0]
+        found[f"save_from_both_policies(dots_no_batch, {', '.join(first)})"] = cp.save_from_both_policies(
+            cp.dots_with_no_batch_dims_saveable, cp.save_only_these_names(*first)
+        )
+    return found
 
 
-@dataclass
+@dataclass(frozen=True)
 class Program:
-    """A gradient program, compiled: peak and temporaries in bytes, FLOPs emitted and as the compiler counts."""
+    """The gradient of a loss, compiled."""
 
-    name: str
-    memory: ar.MemoryUse
-    flops: int
+    figures: Figures
     run: Callable[[], Any]
-    gradients: Any
-
-
-def build(name: str, loss: Callable[..., Any], args: tuple[Any, ...]) -> Program:
-    """Trace, count, compile."""
-    gradient = jax.value_and_grad(loss)
-    flops = emitted_flops(gradient, args)
-    memory = ar.measure(gradient, *args, compiler_options=OPTIONS)
-    compiled = jax.jit(gradient, compiler_options=OPTIONS)
-    return Program(name, memory, flops, lambda: compiled(*args), compiled(*args))
-
-
-def emitted_flops(fun: Callable[..., Any], args: tuple[Any, ...]) -> int:
-    """FLOPs of the program that `fun` emits, dead code removed."""
-    return ar.jaxpr_flops(fun, *args)
-
-
-def relative_difference(a: Any, b: Any) -> float:
-    """Largest difference of two gradients, relative to the largest entry of each array."""
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return max(float(abs(x - y).max() / (abs(x).max() + 1e-30)) for x, y in pairs)
-
-
-@dataclass
-class Row:
-    """One comparison."""
-
-    form: str
-    policy: str
-    theirs: Program
-    ours: Program
-    plan: ar.Plan
-    time_ratio: float
-    difference: float
 
     @property
-    def memory_ratio(self) -> float:
-        """Our compiled peak over theirs."""
-        return self.ours.memory.peak_bytes / self.theirs.memory.peak_bytes
-
-    @property
-    def flop_ratio(self) -> float:
-        """Our emitted FLOPs over theirs."""
-        return self.ours.flops / self.theirs.flops
-
-    @property
-    def reached(self) -> bool:
-        """Met or beaten in both."""
-        return self.memory_ratio <= MEMORY_SLACK and self.flop_ratio <= FLOP_SLACK
+    def gradients(self) -> Any:
+        """Those of the first argument."""
+        return self.run()[1]
 
 
-def compare(form: str, repeats: int) -> tuple[list[Row], Program, ar.Frontier, list[tuple[float, float]]]:
-    """All rows of one form, the program without recomputation, and the frontier with compiled points."""
-    make = transformer.unrolled if form == "unrolled" else transformer.scanned
-    args = transformer.example(unrolled=form == "unrolled")
-    loss = make()
-    plain = build("no checkpoint", loss, args)
+@dataclass(frozen=True)
+class Source:
+    """The gradient of a loss, lowered. `text` stands for the program's text."""
+
+    gradient: Callable[..., Any]
+    args: tuple[Any, ...]
+    lowered: Any
+    text: str
+
+    @classmethod
+    def of(cls, model: Model, loss: Loss) -> Source:
+        """Trace and lower."""
+        gradient = jax.value_and_grad(loss, has_aux=model.has_aux)
+        lowered = jax.jit(gradient).lower(*model.args)
+        text = hashlib.sha256(lowered.as_text().encode()).hexdigest()
+        return cls(gradient, model.args, lowered, text)
+
+    def compile(self) -> Program:
+        """Compile as plans are, and count."""
+        compiled = self.lowered.compile(compiler_options=default_compiler_options())
+        use = MemoryUse.read(compiled, 0.0)
+        figures = Figures(
+            peak_bytes=use.peak_bytes,
+            temp_bytes=use.temp_bytes,
+            flops=ar.jaxpr_flops(self.gradient, *self.args),
+            compiler_flops=use.flops or 0.0,
+        )
+        return Program(figures, lambda: compiled(*self.args))
+
+
+def build(model: Model, loss: Loss) -> Program:
+    """The compiled gradient of a loss of the model."""
+    return Source.of(model, loss).compile()
+
+
+def programs(model: Model) -> dict[str, tuple[Source, list[str]]]:
+    """By policy the gradient under it, and the other policies that emit the same."""
+
+    def wrap(policy: Callable[..., Any]) -> Wrap:
+        return lambda block: jax.checkpoint(block, policy=policy)
+
+    found: dict[str, tuple[Source, list[str]]] = {}
+    by_text: dict[str, str] = {}
+    for name, policy in policies(model).items():
+        source = Source.of(model, model.make(wrap(policy)))
+        first = by_text.setdefault(source.text, name)
+        if first == name:
+            found[name] = (source, [])
+        else:
+            found[first][1].append(name)
+    return found
+
+
+def plan_for(model: Model, loss: Loss, budget: int) -> ar.Plan:
+    """A plan for a budget in bytes, or for the floor where that is above it."""
+    try:
+        return ar.plan(loss, *model.args, budget=budget, has_aux=model.has_aux)
+    except ar.InfeasibleBudgetError as error:
+        return ar.plan(loss, *model.args, budget=error.floor_bytes, has_aux=model.has_aux)
+
+
+def compare(model: Model, loss: Loss, plain: Any, repeats: int) -> Iterator[Row]:
+    """A row for each policy; `plain` are the gradients without recomputation."""
+    for name, (source, also) in programs(model).items():
+        theirs = source.compile()
+        plan = plan_for(model, loss, theirs.figures.peak_bytes)
+        ours = build(model, plan.apply(loss))
+        apart = difference(ours.gradients, plain)
+        before, after = median_seconds([theirs.run, ours.run], repeats)
+        yield Row(
+            policy=name,
+            also=tuple(also),
+            theirs=theirs.figures,
+            ours=ours.figures,
+            time_ratio=after / before,
+            whole=apart.whole,
+            worst=apart.worst,
+            compiles=plan.compiles,
+            seconds=plan.seconds,
+        )
+
+
+def nudged(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with a batch that differs in the last bit."""
+
+    def nudge(x: Any) -> Any:
+        return x * (1 + jnp.finfo(x.dtype).eps) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    return (args[0], *jax.tree.map(nudge, args[1:]))
+
+
+def run_model(name: str, repeats: int) -> Result:
+    """All of one model."""
+    model = MODELS[name]()
+    loss = model.make(unwrapped)
+    plain = build(model, loss)
+    gradients = plain.gradients
+    moved = jax.jit(jax.value_and_grad(loss, has_aux=model.has_aux))(*nudged(model.args))[1]
     rows = []
-    for name, policy in policies().items():
-        theirs = build(name, make(lambda f, p=policy: jax.checkpoint(f, policy=p)), args)
-        start = time.perf_counter()
-        plan = ar.plan(loss, *args, budget=theirs.memory.peak_bytes)
-        ours = build(f"plan for {name}", plan.apply(loss), args)
-        first, second = median_seconds([theirs.run, ours.run], repeats)
-        difference = relative_difference(plain.gradients, ours.gradients)
-        row = Row(form, name, theirs, ours, plan, second / first, difference)
+    for row in compare(model, loss, gradients, repeats):
         rows.append(row)
-        print(f"{text_row(row)}  ({plan.compiles} compiles, {time.perf_counter() - start:.0f} s)", flush=True)
-    frontier = ar.frontier(loss, *args)
-    return rows, plain, frontier, compiled_points(loss, args)
+        print(" | ".join(row_cells(name, row)), flush=True)
+    shares = SHARES if model.attention else ()
+    return Result(
+        model=name,
+        about=model.about,
+        machine=describe(),
+        repeats=repeats,
+        plain=plain.figures,
+        sensitivity=difference(moved, gradients).whole,
+        rows=tuple(rows),
+        fused=model.fused,
+        moments=tuple(moment(loss, model.args, share, model.attention) for share in shares),
+    )
 
 
-def compiled_points(loss: Callable[..., Any], args: tuple[Any, ...]) -> list[tuple[float, float]]:
-    """(peak bytes, emitted FLOPs) of plans over the range of budgets, for the plot."""
+def frontier_points(name: str) -> list[tuple[int, int]]:
+    """Bytes of compiled peak and emitted FLOPs of plans for `BUDGETS`."""
+    model = MODELS[name]()
+    loss = model.make(unwrapped)
     points = []
-    for share in (100, 85, 70, 60, 50, 45, 40, 35, 30):
+    for percent in BUDGETS:
         try:
-            plan = ar.plan(loss, *args, budget=f"{share}%")
+            plan = ar.plan(loss, *model.args, budget=f"{percent}%", has_aux=model.has_aux)
         except ar.InfeasibleBudgetError:
             break
-        points.append((plan.peak_bytes, emitted_flops(jax.value_and_grad(plan.apply(loss)), args)))
+        gradient = jax.value_and_grad(plan.apply(loss), has_aux=model.has_aux)
+        points.append((plan.peak_bytes, ar.jaxpr_flops(gradient, *model.args)))
     return points
 
 
-def text_row(row: Row) -> str:
-    """One line for the terminal."""
-    return (
-        f"{row.form:9s} {row.policy:48s} peak {row.theirs.memory.peak_bytes / 1e6:7.1f} -> "
-        f"{row.ours.memory.peak_bytes / 1e6:7.1f} MB  GFLOP {row.theirs.flops / 1e9:6.2f} -> {row.ours.flops / 1e9:6.2f}  "
-        f"time x{row.time_ratio:.2f}  {'reached' if row.reached else 'MISSED'}"
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit code is 1 if a target is missed by a model that was run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-
-
-def markdown(rows: list[Row], plains: dict[str, Program], command: str) -> str:
-    """The committed table."""
-    reached = sum(r.reached for r in rows)
-    lines = [
-        "# Policies of `jax.checkpoint` against plans at the same compiled memory",
-        "",
-        f"Made by `{command}` on {describe()}.",
-        "",
-        f"Reached (peak within 1 %, FLOPs within 0.5 %): **{reached} of {len(rows)}**. "
-        + " ".join(
-            f"Without recomputation, {form}: {p.memory.peak_bytes / 1e6:.1f} MB, {p.flops / 1e9:.2f} GFLOP."
-            for form, p in plains.items()
-        ),
-        "",
-        "The budget is the policy's peak.",
-        "",
-        "Peak is arguments + outputs + temporaries - aliases, in MB (10^6 bytes). GFLOP are counted over the emitted program; in "
-        "brackets the compiler's own count, which counts the body of a loop once. Time is ours over theirs, medians "
-        "of interleaved steps. Difference is the largest relative difference of our gradients to those without recomputation.",
-        "",
-        "| form | policy | peak theirs | peak ours | ratio | GFLOP theirs | GFLOP ours | ratio | time | difference | |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for r in rows:
-        lines.append(
-            f"| {r.form} | `{r.policy}` | {r.theirs.memory.peak_bytes / 1e6:.1f} | {r.ours.memory.peak_bytes / 1e6:.1f} | "
-            f"{r.memory_ratio:.3f} | {r.theirs.flops / 1e9:.2f} ({(r.theirs.memory.flops or 0) / 1e9:.2f}) | "
-            f"{r.ours.flops / 1e9:.2f} ({(r.ours.memory.flops or 0) / 1e9:.2f}) | {r.flop_ratio:.3f} | "
-            f"{r.time_ratio:.2f} | {r.difference:.1e} | {'reached' if r.reached else '**missed**'} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def plot(path: Path, form: str, rows: list[Row], plain: Program, points: list[tuple[float, float]]) -> None:
-    """The frontier with the policies in it."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.5))
-    mine = sorted({*points, *((r.ours.memory.peak_bytes, r.ours.flops) for r in rows)})
-    axes.plot(
-        [p / 1e6 for p, _ in mine],
-        [f / 1e9 for _, f in mine],
-        "o-",
-        label="autoremat plans",
-        color="tab:blue",
-    )
-    axes.plot(
-        [r.theirs.memory.peak_bytes / 1e6 for r in rows],
-        [r.theirs.flops / 1e9 for r in rows],
-        "x",
-        color="tab:red",
-        label="jax.checkpoint policies",
-    )
-    for r in rows:
-        axes.annotate(
-            r.policy.split("(")[0], (r.theirs.memory.peak_bytes / 1e6, r.theirs.flops / 1e9), fontsize=6
-        )
-    axes.plot([plain.memory.peak_bytes / 1e6], [plain.flops / 1e9], "s", color="black", label="no checkpoint")
-    axes.set_xlabel("compiled peak (MB)")
-    axes.set_ylabel("emitted GFLOP per step")
-    axes.set_title(f"6-layer transformer, {form}, JAX {jax.__version__} on CPU")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark and write its table and plots."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--forms", default="unrolled,scan")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--models", default=",".join(MODELS), help="separated by commas (default: all)")
+    parser.add_argument("--repeats", type=int, default=7, help="timed rounds")
+    parser.add_argument("--plots", default=",".join(PLOTTED), help="of these models, if they are run")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args(argv)
-    rows: list[Row] = []
-    plains: dict[str, Program] = {}
-    options.out.mkdir(parents=True, exist_ok=True)
-    version = jax.__version__
-    for form in options.forms.split(","):
-        found, plain, _, points = compare(form, options.repeats)
-        rows += found
-        plains[form] = plain
-        plot(options.out / f"policies_{form}_jax{version}.png", form, found, plain, points)
-    target = options.out / f"policies_jax{version}.md"
-    target.write_text(markdown(rows, plains, "python -m benchmarks.policies"))
-    print(f"Wrote {target}")
-    return 0
+    wanted = options.models.split(",")
+    if unknown := set(wanted) - set(MODELS):
+        parser.error(f"no such models: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
+    records = records_path(options.out)
+    new = []
+    for name in wanted:
+        result = run_model(name, options.repeats)
+        new.append(result)
+        # Read anew: a run of another model may have ended meanwhile.
+        known = read_records(records) | {name: result}
+        results = [known[m] for m in MODELS if m in known]
+        write_records(records, results)
+        path = write_results(results, options.out)
+        if name in options.plots.split(","):
+            picture = options.out / f"policies_{name}_jax{jax.__version__}.png"
+            plot(picture, result, frontier_points(name))
+        jax.clear_caches()
+        print(f"Wrote {path}", flush=True)
+    show(ROW_HEADER, [row_cells(r.model, row) for r in new for row in r.rows], width=200)
+    print(summary(new))
+    met = all(r.reached == len(r.rows) and r.attention_right for r in new) and time_mean(new) < 1
+    return 0 if met else 1
 
 
 if __name__ == "__main__":
