@@ -241,7 +241,8 @@ TEXT = (
     "the gradients without recomputation for two batches that differ in the last bit: networks with batch normalization amplify rounding at "
     "initialization. They are compared in double precision in `benchmarks/keras_models.py`.\n\n"
     "All policies of `jax.checkpoint_policies` that a model can use are listed, but for those that offload, which need a host memory. With "
-    "names: those that the model tags. Policies that emit the same program (the same text before compilation) are one row."
+    "names: those that the model tags. Policies that emit the same program (the same text before compilation) are one row; `checkpoint_dots` and "
+    "`checkpoint_dots_with_no_batch_dims` are other names of `dots_saveable` and `dots_with_no_batch_dims_saveable`."
 )
 
 MOMENT_TEXT = (
