@@ -84,10 +84,15 @@ def policies(model: Model) -> dict[str, Callable[..., Any]]:
 
 @dataclass(frozen=True)
 class Program:
-    """The gradient of a loss, compiled."""
+    """The gradient of a loss, compiled, and what it is called with."""
 
     figures: Figures
-    run: Callable[[], Any]
+    compiled: Callable[..., Any]
+    args: tuple[Any, ...]
+
+    def run(self) -> Any:
+        """Value and gradients."""
+        return self.compiled(*self.args)
 
     @property
     def gradients(self) -> Any:
@@ -122,7 +127,7 @@ class Source:
             flops=ar.jaxpr_flops(self.gradient, *self.args),
             compiler_flops=use.flops or 0.0,
         )
-        return Program(figures, lambda: compiled(*self.args))
+        return Program(figures, compiled, self.args)
 
 
 def build(model: Model, loss: Loss) -> Program:
@@ -192,7 +197,7 @@ def run_model(name: str, repeats: int) -> Result:
     loss = model.make(unwrapped)
     plain = build(model, loss)
     gradients = plain.gradients
-    moved = jax.jit(jax.value_and_grad(loss, has_aux=model.has_aux))(*nudged(model.args))[1]
+    moved = plain.compiled(*nudged(model.args))[1]
     rows = []
     for row in compare(model, loss, gradients, repeats):
         rows.append(row)
