@@ -13,19 +13,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import statistics
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-from rich.console import Console
-from rich.table import Table
-
 import autoremat as ar
 from benchmarks import llama
-from benchmarks.machine import describe
+from benchmarks.pages import markdown_table, show, write_page
 
 PYTORCH = {0.05: 1145.4, 0.10: 508.2, 0.15: 274.8, 0.20: 325.2, 0.25: 359.4, 0.30: 411.1, 0.35: 456.6}
 """Incremental peak in MB by budget, a ratio of saved bytes: published in the issue, on a GPU."""
@@ -88,61 +85,71 @@ def monotone(rows: list[Row]) -> bool:
 
 
 HEADER = (
-    "budget",
-    "MB",
-    "peak MB",
-    "recomputed",
-    "compiles",
-    "s",
-    "again: peak MB",
-    "again: recomputed",
-    "PyTorch at this budget, MB",
-    "",
-)
+    "budget", "MB", "peak MB", "predicted MB", "recomputed", "gap", "compiles", "s", "again: peak MB", "again: recomputed",
+    "PyTorch at this budget, MB", "",
+)  # fmt: skip
 
 
 def cells(row: Row) -> list[str]:
     """A row in words."""
-
-    def peak(plan: ar.Plan | None) -> list[str]:
-        if plan is None:
-            return ["infeasible", ""]
-        return [f"{plan.peak_bytes / 1e6:.1f}", f"{plan.recompute_flops / plan.forward_flops:.1%}"]
-
     return [
         f"{row.share:.0%}",
         f"{row.budget_bytes / 1e6:.1f}",
-        *peak(row.first),
-        str(row.first.compiles) if row.first else "",
+        *_first(row.first),
         f"{row.seconds:.0f}",
-        *(peak(row.again) if row.again else [f"floor {row.floor_bytes / 1e6:.1f}", ""]),
+        *_again(row),
         str(PYTORCH.get(round(row.share, 2), "")),
         "met" if row.met and row.again else "infeasible" if row.met else "missed",
     ]
 
 
-def markdown(forms: dict[str, list[Row]], shape: llama.Shape, command: str) -> str:
-    """The committed page."""
-    lines = [
-        "# Twenty budgets",
-        "",
-        f"Made by `{command}` on {describe()}.",
-        "",
+def _first(plan: ar.Plan | None) -> list[str]:
+    if plan is None:
+        return ["infeasible", "", "", "", ""]
+    return [
+        f"{plan.peak_bytes / 1e6:.1f}",
+        f"{plan.predicted_bytes / 1e6:.1f}",
+        f"{plan.recompute_flops / plan.forward_flops:.1%}",
+        f"{plan.gap:.2%}",
+        str(plan.compiles),
+    ]
+
+
+def _again(row: Row) -> list[str]:
+    if row.again is None:
+        return [f"floor {row.floor_bytes / 1e6:.1f}", ""]
+    return [
+        f"{row.again.peak_bytes / 1e6:.1f}",
+        f"{row.again.recompute_flops / row.again.forward_flops:.1%}",
+    ]
+
+
+def errors(rows: list[Row]) -> str:
+    """How far predicted peaks are from compiled ones."""
+    plans = [p for r in rows for p in (r.first, r.again) if p is not None]
+    found = [abs(p.predicted_bytes / p.peak_bytes - 1) for p in plans]
+    return f"Predicted against compiled peaks: median error {statistics.median(found):.1%}, worst {max(found):.1%}."
+
+
+def text(shape: llama.Shape) -> str:
+    """What the tables show."""
+    return (
         f"A Llama-like model of {shape.layers} layers (width {shape.width}, MLP {shape.mlp}, {shape.heads} heads, batch {shape.batch} of "
         f"{shape.sequence}, float32); budgets in shares of the compiled peak of its gradient, arguments and outputs included. *Recomputed*: "
-        "in shares of the forward FLOPs. *Again*: the same budget over the finished record. PyTorch's figures are those published "
-        "in pytorch/pytorch#197838, incremental peaks on a GPU; its budget is a share of saved bytes, not of the peak.",
-    ]
+        "in shares of the forward FLOPs; *gap*: how far from the best it can be, in shares of a step. *Again*: the same budget over the "
+        "finished record. PyTorch's figures are those published in pytorch/pytorch#197838, incremental peaks on a GPU; its budget is a share "
+        "of saved bytes, not of the peak."
+    )
+
+
+def page(forms: dict[str, list[Row]], shape: llama.Shape, out: Path) -> Path:
+    """Write the committed page."""
+    parts = [text(shape)]
     for form, rows in forms.items():
-        lines += [
-            "",
-            f"## {form}: {'monotone' if monotone(rows) else 'not monotone'} over the finished record",
-            "",
-            "| " + " | ".join(HEADER) + " |",
-            "|" + "---|" * len(HEADER),
-            *("| " + " | ".join(cells(row)) + " |" for row in rows),
-        ]
-    return "\n".join([*lines, ""])
+        verdict = "monotone" if monotone(rows) else "not monotone"
+        table = markdown_table(HEADER, [cells(r) for r in rows])
+        parts += [f"## {form}: {verdict} over the finished record", errors(rows), table]
+    return write_page("monotone", "Twenty budgets", parts, out=out)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -157,14 +164,9 @@ def main(argv: list[str] | None = None) -> int:
     shape = llama.Shape(layers=options.layers, sequence=options.sequence)
     forms = {form: run(form, shape, options.budgets) for form in options.forms}
     for form, rows in forms.items():
-        table = Table(*HEADER, title=form)
-        for row in rows:
-            table.add_row(*cells(row))
-        Console(width=150).print(table)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"monotone_jax{jax.__version__}.md"
-    path.write_text(markdown(forms, shape, "python -m benchmarks.monotone"))
-    print(f"Wrote {path}")
+        print(form)
+        show(HEADER, [cells(row) for row in rows], width=170)
+    print(f"Wrote {page(forms, shape, options.out)}")
     return 0 if all(monotone(rows) and all(r.met for r in rows) for rows in forms.values()) else 1
 
 

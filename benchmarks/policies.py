@@ -122,6 +122,7 @@ class Source:
         compiled = self.lowered.compile(compiler_options=default_compiler_options())
         use = MemoryUse.read(compiled, 0.0)
         figures = Figures(
+            predicted_bytes=ar.predict(self.gradient, *self.args).peak_bytes,
             peak_bytes=use.peak_bytes,
             temp_bytes=use.temp_bytes,
             flops=ar.jaxpr_flops(self.gradient, *self.args),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,12 +27,19 @@ MEMORY_SLACK, FLOP_SLACK = 1.01, 1.005
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Of a compiled gradient: bytes at its peak and of temporaries, FLOPs as emitted and as the compiler counts them."""
+    """Of a compiled gradient: bytes at its peak, as predicted and as compiled, and of temporaries; FLOPs as emitted and as the compiler
+    counts them."""
 
+    predicted_bytes: int
     peak_bytes: int
     temp_bytes: int
     flops: int
     compiler_flops: float
+
+    @property
+    def error(self) -> float:
+        """The predicted peak over the compiled one, less one."""
+        return self.predicted_bytes / self.peak_bytes - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +161,27 @@ def summary(results: Sequence[Result]) -> str:
     )
 
 
+def errors(results: Sequence[Result], *, ours: bool) -> list[float]:
+    """The errors of the predicted peaks, without their signs, smallest first: of plans, or of the programs without one."""
+    if ours:
+        figures = [row.ours for r in results for row in r.rows]
+    else:
+        figures = [f for r in results for f in (r.plain, *(row.theirs for row in r.rows))]
+    return sorted(abs(f.error) for f in figures)
+
+
+ERROR_HEADER = ("model", "plans: median", "worst", "other programs: median", "worst")
+
+
+def error_cells(name: str, results: Sequence[Result]) -> list[str]:
+    """Errors in words."""
+    cells = [name]
+    for ours in (True, False):
+        found = errors(results, ours=ours)
+        cells += [f"{statistics.median(found):.1%}", f"{found[-1]:.1%}"]
+    return cells
+
+
 MODEL_HEADER = (
     "model",
     "",
@@ -252,6 +281,12 @@ MOMENT_TEXT = (
 )
 
 
+ERROR_TEXT = (
+    "How far the peaks that `autoremat.predict` foretells are from those of the compiled programs: of the plans, and of the programs without "
+    "recomputation and under the policies. A plan's prediction here is the model's own, not corrected by what was compiled before it."
+)
+
+
 def write_results(results: Sequence[Result], out: Path) -> Path:
     """The page of all results. Returns its path."""
     machines = list(dict.fromkeys(r.machine for r in results))
@@ -276,6 +311,13 @@ def write_results(results: Sequence[Result], out: Path) -> Path:
         parts += ["The same program:", "\n".join(same)]
     if moments:
         parts += ["## What is recomputed first", MOMENT_TEXT, markdown_table(MOMENT_HEADER, moments)]
+    parts += [
+        "## Predicted against compiled peaks",
+        ERROR_TEXT,
+        markdown_table(
+            ERROR_HEADER, [*(error_cells(r.model, [r]) for r in results), error_cells("**all**", results)]
+        ),
+    ]
     title = "Policies of `jax.checkpoint` against plans at the same compiled memory"
     return write_page(NAME, title, parts, out=out, machines=machines)
 
