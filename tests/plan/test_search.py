@@ -1,0 +1,170 @@
+"""The budget loop over candidates that are only numbers: what it compiles, and what it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoremat._errors import CompileError
+from autoremat.measure import MemoryUse
+from autoremat.plan._candidates import Measured, Record, Variant
+from autoremat.plan._path import Path, State
+from autoremat.plan._search import MAX_COMPILES, Search
+from autoremat.plan._stages import Program
+
+
+def use(peak: int) -> MemoryUse:
+    return MemoryUse(
+        argument_bytes=0, output_bytes=0, temp_bytes=peak, alias_bytes=0, peak_bytes=peak, seconds=0.0
+    )
+
+
+@dataclass
+class Numbers:
+    """Candidates: of each variant the compiled and the predicted peaks of its plans; plan `i` costs `i + 1` and keeps less than `i - 1`.
+
+    A compiled peak of `None`: the compiler runs out of memory.
+    """
+
+    peaks: list[list[int | None]]
+    guesses: list[list[int]]
+    whole: int = 10**6
+    record: Record = field(default_factory=Record)
+    compiled: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+
+    def variants(self) -> Any:
+        for number, peaks in enumerate(self.peaks):
+            states = tuple(State(i, (), 1000 - i, i + 1, i + 1) for i in range(len(peaks)))
+            program: Any = Program
+            yield Variant(str(number), "barrier", Path(program, states, ()))
+
+    def predicted(self, variant: int, index: int) -> int:
+        return self.whole if index < 0 else self.guesses[variant][index]
+
+    def measure(self, variant: int, index: int) -> Measured:
+        key = (0, -1) if index < 0 else (variant, index)
+        if key not in self.record.measured:
+            self.compiled.append(key)
+            peak = self.whole if index < 0 else self.peaks[variant][index]
+            if peak is None:
+                raise CompileError("out of memory", out_of_memory=True)
+            cost = 0 if index < 0 else index + 1
+            self.record.measured[key] = Measured(*key, 1000 - index, cost, cost, use(peak))
+        return self.record.measured[key]
+
+
+def search(candidates: Numbers, budget: int, effort: str = "balanced") -> tuple[Search, Measured | None]:
+    faked: Any = candidates
+    found = Search(faked, budget, effort)
+    return found, found.run()
+
+
+def falling(n: int) -> list[int]:
+    return [1000 - 10 * i for i in range(n)]
+
+
+def test_nothing_is_recomputed_where_nothing_need_be() -> None:
+    numbers = Numbers([falling(5)], [falling(5)], whole=900)
+    assert search(numbers, 900)[1] == numbers.record.measured[0, -1]
+    assert numbers.compiled == [(0, -1)]
+
+
+def test_a_true_prediction_takes_one_compilation() -> None:
+    numbers = Numbers([falling(50)], [falling(50)])
+    _, found = search(numbers, 755)
+    assert found is not None
+    assert found.index == 25
+    assert numbers.compiled[:2] == [(0, -1), (0, 25)] or numbers.compiled[1:] == [(0, 24), (0, 25)]
+
+
+@pytest.mark.parametrize("wrong", [0.5, 0.8, 1.3, 3.0])
+def test_predictions_that_are_wrong_by_a_factor_are_corrected(wrong: float) -> None:
+    peaks = falling(90)
+    numbers = Numbers([peaks], [[int(wrong * p) for p in peaks]])
+    _, found = search(numbers, 452)
+    assert found is not None
+    assert found.index == 55
+    assert len(numbers.compiled) <= 6
+
+
+def test_the_way_that_recomputes_least_is_taken() -> None:
+    slow, fast = [1000 - 5 * i for i in range(90)], [1000 - 20 * i for i in range(40)]
+    numbers = Numbers([slow, fast], [slow, fast])
+    _, found = search(numbers, 600)
+    assert found is not None
+    assert (found.variant, found.index) == (1, 20)
+
+
+def test_a_way_is_not_compiled_where_it_cannot_be_better() -> None:
+    slow, fast = [1000 - 5 * i for i in range(90)], [1000 - 20 * i for i in range(40)]
+    numbers = Numbers([slow, fast], [slow, fast])
+    search(numbers, 600)
+    assert not [key for key in numbers.compiled if key[0] == 0 and key[1] > 20]
+
+
+def test_what_no_prediction_promises_is_tried_all_the_same() -> None:
+    numbers = Numbers([falling(20)], [[10**5] * 20])
+    _, found = search(numbers, 815)
+    assert found is not None
+    assert found.use.peak_bytes <= 815
+
+
+def test_a_compiler_that_runs_out_of_memory() -> None:
+    peaks: list[int | None] = [None, None, None, *falling(20)[3:]]
+    numbers = Numbers([peaks], [falling(20)])
+    _, found = search(numbers, 1000)
+    assert found is not None
+    assert found.index == 3
+
+
+def test_effort() -> None:
+    peaks = [900, *(1001 for _ in range(100))]
+    guesses = [990] * 101
+    for effort, most in MAX_COMPILES.items():
+        numbers = Numbers([peaks[::-1]], [guesses])
+        tried, found = search(numbers, 1000, effort)
+        assert len(numbers.compiled) <= most + 3
+        assert tried.exhausted or found is not None
+
+
+_peaks = st.lists(st.integers(1, 1000), min_size=1, max_size=40)
+_variants = st.lists(
+    st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 1000)), min_size=1, max_size=30),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(variants=_variants, budget=st.integers(1, 1000), effort=st.sampled_from(list(MAX_COMPILES)))
+def test_whatever_the_numbers(variants: list[list[tuple[int, int]]], budget: int, effort: str) -> None:
+    """The best of what was compiled, never over the budget; nothing is compiled twice, nor much more than the effort allows."""
+    numbers = Numbers([[p for p, _ in v] for v in variants], [[g for _, g in v] for v in variants])
+    _, found = search(numbers, budget, effort)
+    assert len(set(numbers.compiled)) == len(numbers.compiled) <= MAX_COMPILES[effort] + 2
+    fitting = [m for m in numbers.record.measured.values() if m.use.peak_bytes <= budget]
+    if found is None:
+        assert not fitting
+        tried = len(variants) if effort != "fast" else 1
+        lasts = {(v, len(variants[v]) - 1) for v in range(tried)}
+        assert lasts <= set(numbers.compiled) or len(numbers.compiled) > MAX_COMPILES[effort]
+    else:
+        assert found in fitting
+        assert found.cost == min(m.cost for m in fitting)
+
+
+@given(
+    variants=st.lists(_peaks, min_size=1, max_size=3),
+    budgets=st.lists(st.integers(1, 1000), min_size=2, max_size=5),
+)
+def test_calls_that_share_a_record_are_monotone(variants: list[list[int]], budgets: list[int]) -> None:
+    numbers = Numbers([list(v) for v in variants], [list(v) for v in variants])
+    for budget in budgets:
+        search(numbers, budget)
+    found = [search(numbers, budget)[1] for budget in sorted(budgets)]
+    known = [m for m in found if m is not None]
+    assert [m.cost for m in known] == sorted((m.cost for m in known), reverse=True)
+    assert None not in found[len(found) - len(known) :]
