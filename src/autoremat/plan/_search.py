@@ -9,6 +9,8 @@ A prediction is never proof: the plan taken recomputes least among those that we
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,14 +18,26 @@ from autoremat._errors import CompileError
 from autoremat.plan._candidates import Candidates, Measured
 from autoremat.plan._path import Path
 
-WORTH = 0.995
-"""A plan is compiled only if it recomputes at most this share of the best one known."""
+WORTH = {"fast": 0.01, "balanced": 0.005, "optimal": 0.0}
+"""A plan is compiled only if it recomputes so much less than the best one known, as a share of that,"""
+
+MATTERS = {"fast": 0.002, "balanced": 0.001, "optimal": 0.0}
+"""... and as a share of recomputing everything."""
 
 MAX_COMPILES = {"fast": 6, "balanced": 14, "optimal": 60}
 """Compilations of one search, beside that of the program as it is, by effort."""
 
-NEARLY = {"fast": 1.0, "balanced": 1.01, "optimal": 1.05}
-"""A plan whose predicted peak is at most this multiple of the budget may still fit."""
+SLACK = {"fast": 0.0, "balanced": 0.01, "optimal": 0.05}
+"""A prediction may be too high by this share, ..."""
+
+NEAR = 0.25
+"""... but by no more than this share of the distance, in kept bytes, from a plan that was compiled."""
+
+PATIENCE = 4
+"""Guesses from what is kept, before a bracket is halved: what is alive besides differs little from plan to plan."""
+
+FINE = 0.003
+"""A bracket of plans that differ by less than this share of the budget in what they keep is not narrowed further."""
 
 BOTTOM = 4
 """Plans near the end of a path that are looked at where none is predicted to fit."""
@@ -107,37 +121,77 @@ class Search:
 
     def _first(self, variant: int, path: Path, failed: set[tuple[int, int]]) -> int | None:
         """The first plan of a path, not compiled yet, that is predicted to fit and recomputes less than the best one known."""
-        best = self.best()
-        most = float("inf") if best is None else best.cost * WORTH
-        stop = sum(1 for s in path.states if s.cost <= most)
-        low, high = -1, stop
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._expected(variant, path, middle) <= NEARLY[self.effort] * self.budget:
-                high = middle
+        stop = self._worth(path)
+        low, high, like = -1, stop, None
+        for step in itertools.count():
+            if self._is_narrow(path, low, high):
+                break
+            guess = (
+                (low + high) // 2 if like is None or step >= PATIENCE else self._guess(path, low, high, like)
+            )
+            expected = self._expected(variant, path, guess)
+            like = expected - path.states[guess].nbytes
+            if expected <= self.budget:
+                high = guess
             else:
-                low = middle
+                low = guess
         known = self.candidates.record.measured
         tried = (i for i in range(high, stop) if (variant, i) not in known and (variant, i) not in failed)
         index = next(tried, None)
-        if index is None or self._expected(variant, path, index) > NEARLY[self.effort] * self.budget:
+        if index is None or self._expected(variant, path, index) > self.budget:
             return None
         return index
 
+    def _worth(self, path: Path) -> int:
+        """How many plans of a path recompute enough less than the best one known."""
+        best = self.best()
+        if best is None:
+            return len(path.states)
+        least = max(1, WORTH[self.effort] * best.cost, MATTERS[self.effort] * path.states[-1].cost)
+        return sum(1 for s in path.states if s.cost <= best.cost - least)
+
+    def _is_narrow(self, path: Path, low: int, high: int) -> bool:
+        """Whether what lies in a bracket would not be told apart by predictions."""
+        if high - low <= 1:
+            return True
+        if low < 0 or high == len(path.states):
+            return False
+        return path.states[low].nbytes - path.states[high].nbytes <= FINE * self.budget
+
+    def _guess(self, path: Path, low: int, high: int, like: float) -> int:
+        """Where in a bracket the plans begin that fit, if `like` bytes are alive beside what is kept."""
+        wanted = self.budget - like
+        inside = range(low + 1, high)
+        return (
+            bisect.bisect_left(
+                inside, True, key=lambda i: path.states[i].nbytes <= wanted, hi=len(inside) - 1
+            )
+            + low
+            + 1
+        )
+
     def _expected(self, variant: int, path: Path, index: int) -> float:
-        """The peak of a plan: as compiled if it was; else as predicted, corrected by what the nearest compiled plan showed."""
+        """The least that the peak of a plan may be: as compiled, if it was; else as predicted, corrected by what the nearest compiled
+        plan showed, less what the prediction may be wrong by."""
         known = self.candidates.record.measured.get((variant, index))
         if known is not None:
             return known.use.peak_bytes
         predicted = self.candidates.predicted(variant, index)
-        like = self._nearest(variant, path.states[index].nbytes)
+        slack = SLACK[self.effort]
+        nbytes = path.states[index].nbytes
+        like = self._nearest(variant, nbytes)
         if like is None:
-            return predicted
-        return predicted * like.use.peak_bytes / self.candidates.predicted(like.variant, like.index)
+            return predicted * (1 - slack)
+        if like.variant == variant:
+            slack = min(slack, NEAR * abs(like.nbytes - nbytes) / self.budget)
+        showed = like.use.peak_bytes / self.candidates.predicted(like.variant, like.index)
+        return predicted * showed * (1 - slack)
 
     def _nearest(self, variant: int, nbytes: int) -> Measured | None:
-        own = [m for m in self._known() if m.variant == variant and m.index >= 0]
-        return min(own, key=lambda m: abs(m.nbytes - nbytes), default=None)
+        """The compiled plan that keeps most nearly so much; one of the same way to stage the program, if there is one."""
+        plans = [m for m in self._known() if m.index >= 0]
+        own = [m for m in plans if m.variant == variant]
+        return min(own or plans, key=lambda m: abs(m.nbytes - nbytes), default=None)
 
     def _reach_bottom(self, paths: Sequence[Path]) -> None:
         """Nothing is predicted to fit: compile what is predicted to need least of each path."""
