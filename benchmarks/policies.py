@@ -31,6 +31,8 @@ from benchmarks.models import MODELS
 from benchmarks.models.model import Loss, Model, Wrap, unwrapped
 from benchmarks.pages import show
 from benchmarks.policy_results import (
+    FLOP_SLACK,
+    MEMORY_SLACK,
     ROW_HEADER,
     Figures,
     Result,
@@ -168,6 +170,9 @@ def compare(model: Model, loss: Loss, plain: Any, repeats: int) -> Iterator[Row]
         theirs = source.compile()
         plan = plan_for(model, loss, theirs.figures.peak_bytes)
         ours = build(model, plan.apply(loss))
+        if more := ours.figures.flops > FLOP_SLACK * theirs.figures.flops:
+            again = plan_for(model, loss, int(MEMORY_SLACK * theirs.figures.peak_bytes))
+            plan, ours = again, build(model, again.apply(loss))
         apart = difference(ours.gradients, plain)
         before, after = median_seconds([theirs.run, ours.run], repeats)
         yield Row(
@@ -180,6 +185,7 @@ def compare(model: Model, loss: Loss, plain: Any, repeats: int) -> Iterator[Row]
             worst=apart.worst,
             compiles=plan.compiles,
             seconds=plan.seconds,
+            more=more,
         )
 
 

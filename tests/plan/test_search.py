@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +31,8 @@ class Numbers:
     A compiled peak of `None`: the compiler runs out of memory.
     """
 
-    peaks: list[list[int | None]]
-    guesses: list[list[int]]
+    peaks: Sequence[Sequence[int | None]]
+    guesses: Sequence[Sequence[int]]
     whole: int = 10**6
     record: Record = field(default_factory=Record)
     compiled: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])

@@ -228,11 +228,21 @@ def build_variants(traced: Traced, on: Device) -> Iterator[Variant]:
                 continue
             first = not seen
             seen.add(shape)
-            path = build_path(program)
             label = f"{name}, loop bodies in two stages" if halve else name
-            yield Variant(label, "dependence", path)
-            if first and _fences_matter(program):
-                yield Variant(label, "barrier", path)
+            yield from _fenced(label, program, both=first)
+            if first:
+                builder.free_views = True
+                program, _ = builder.program(traced.jaxpr, spans, active, free, 1, "")
+                builder.free_views = False
+                yield from _fenced(f"{label}, views for nothing", program, both=True)
+
+
+def _fenced(label: str, program: Program, *, both: bool) -> Iterator[Variant]:
+    """The variants of a staged program: with `both`, a barrier is tried as well where fences matter."""
+    path = build_path(program)
+    yield Variant(label, "dependence", path)
+    if both and _fences_matter(program):
+        yield Variant(label, "barrier", path)
 
 
 def _fences_matter(program: Program) -> bool:

@@ -90,11 +90,13 @@ class Program:
 class Builder:
     """Builds programs for one device. Equal stages are solved once: `solved` maps their structure to their options.
 
-    With `halve_loops` the body of a loop is two stages, else it is one.
+    With `halve_loops` the body of a loop is two stages, else it is one. With `free_views` views cost nothing to make again
+    (see `transform._planned.pose`).
     """
 
     device: Device
     halve_loops: bool = False
+    free_views: bool = False
     solved: dict[Any, tuple[tuple[Option, ...], tuple[bool, ...], int]] = field(default_factory=dict)
     ops: int = 0
 
@@ -135,10 +137,10 @@ class Builder:
     def _solve(
         self, part: Jaxpr, nonzero: tuple[bool, ...], free: tuple[bool, ...], shared: tuple[int, ...]
     ) -> tuple[tuple[Option, ...], tuple[bool, ...], int]:
-        key = (signature(part), nonzero, free, shared)
+        key = (signature(part), nonzero, free, shared, self.free_views)
         if key not in self.solved:
             joint = linearize(part, nonzero)
-            posed = pose(joint, self.device, free, shared)
+            posed = pose(joint, self.device, free, shared, free_views=self.free_views)
             options = _options(posed, self.device) if any(joint.nonzero_outs) else ()
             self.solved[key] = options, joint.nonzero_outs, len(joint.forward_eqns) + len(joint.linear_eqns)
         return self.solved[key]

@@ -116,10 +116,18 @@ def joint_graph(joint: Joint, free: Sequence[bool]) -> tuple[Graph, dict[Any, in
     )
 
 
-def pose(joint: Joint, target: Device, free: Sequence[bool], shared: Iterable[int] = ()) -> JointProblem:
+def pose(
+    joint: Joint,
+    target: Device,
+    free: Sequence[bool],
+    shared: Iterable[int] = (),
+    *,
+    free_views: bool = False,
+) -> JointProblem:
     """Price a joint program for a device.
 
-    `shared` are positions of outputs that are kept on somebody else's account (the next stage reads them as its input).
+    `shared` are positions of outputs that are kept on somebody else's account (the next stage reads them as its input). With
+    `free_views`, what only rearranges its operand costs nothing in place of one picosecond: then what it rearranges is kept.
     """
     graph, ids = joint_graph(joint, free)
     variables: list[Any] = [None] * len(graph.values)
@@ -127,7 +135,10 @@ def pose(joint: Joint, target: Device, free: Sequence[bool], shared: Iterable[in
         variables[i] = var
     paid_elsewhere = {ids[joint.outs[i]] for i in shared if is_var(joint.outs[i])}
     storages = tuple(storages_of(v, target, paid_elsewhere=v.id in paid_elsewhere) for v in graph.values)
-    problem = Problem(graph=graph, op_cost=graph_costs(graph, target), storages=storages)
+    costs = graph_costs(graph, target)
+    if free_views:
+        costs = tuple(0 if cost <= 1 else cost for cost in costs)
+    problem = Problem(graph=graph, op_cost=costs, storages=storages)
     return JointProblem(problem, tuple(variables), fingerprint(graph))
 
 
