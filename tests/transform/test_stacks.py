@@ -201,8 +201,14 @@ def test_stacks(
         # JAX marks some operands of branches as varying twice (0.10.2), others not at all.
         assume("pvary" not in str(error) and "varying manual axes" not in str(error))
         raise
-    ours, theirs = (run(stacked(program, stack, inner, outer, way))(*args) for way in (OURS, THEIRS))
+    ours = run(stacked(program, stack, inner, outer, OURS))(*args)
     assert_same(ours, plain, rtol=1e-8)
+    try:
+        theirs = run(stacked(program, stack, inner, outer, THEIRS))(*args)
+    except ValueError as error:
+        # JAX's own does not know that a loop in a branch has no tangent, in the second reverse pass.
+        assume("Reverse-mode differentiation does not work for lax.while_loop" not in str(error))
+        raise
     assert_same(ours, theirs, rtol=1e-8)
 
 
@@ -225,3 +231,17 @@ def test_what_fusion_gets_wrong() -> None:
     f = base(program, Policy(None), PLAIN)
     args = arguments(0)[:2]
     assert_same(compiled(f)(*args), interpreted(f)(*args), rtol=1e-8)
+
+
+def test_a_loop_without_tangents_in_a_branch_of_a_scan() -> None:
+    """The second reverse pass over it, which `jax.checkpoint` refuses."""
+    branches = ((("while", 0, 0, 0, ()), ("unary", 0, 0, 0, ())), (("unary", 0, 0, 0, ()),))
+    body = (("unary", 0, 0, 0, ()), ("cond", 0, 0, 0, branches))
+    everything = Policy("everything_saveable")
+    ours, plain = (
+        interpreted(stacked((("scan", 0, 0, 0, (body,)),), ("grad",), everything, everything, way))(
+            *arguments(2)[:2]
+        )
+        for way in (OURS, PLAIN)
+    )
+    assert_same(ours, plain, rtol=1e-8)
