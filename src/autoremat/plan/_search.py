@@ -120,27 +120,41 @@ class Search:
                 failed.add((variant, index))
 
     def _first(self, variant: int, path: Path, failed: set[tuple[int, int]]) -> int | None:
-        """The first plan of a path, not compiled yet, that is predicted to fit and recomputes less than the best one known."""
+        """The first plan of a path, not compiled yet, that is predicted to fit and recomputes less than the best one known.
+
+        States that split a loop are looked at between the two that they lie between: two loops need more than one, so among them the
+        peak does not fall steadily.
+        """
         stop = self._worth(path)
-        low, high, like = -1, stop, None
+        whole = [s.index for s in path.states[:stop] if s.split is None]
+        low, high = self._bracket(variant, path, whole)
+        start = whole[low] + 1 if low >= 0 else 0
+        tried = [
+            i
+            for i in range(start, stop)
+            if (variant, i) not in self.candidates.record.measured and (variant, i) not in failed
+        ]
+        enough = whole[high] if high < len(whole) else stop
+        near = [i for i in tried if i <= enough] + [i for i in tried if i > enough][:1]
+        return next((i for i in near if self._expected(variant, path, i) <= self.budget), None)
+
+    def _bracket(self, variant: int, path: Path, whole: Sequence[int]) -> tuple[int, int]:
+        """Positions among the `whole` plans of the last not expected to fit, or a near one, and of the first that is."""
+        low, high, like = -1, len(whole), None
         for step in itertools.count():
-            if self._is_narrow(path, low, high):
-                break
-            guess = (
-                (low + high) // 2 if like is None or step >= PATIENCE else self._guess(path, low, high, like)
-            )
-            expected = self._expected(variant, path, guess)
-            like = expected - path.states[guess].nbytes
+            if self._is_narrow(path, whole, low, high):
+                return low, high
+            if like is None or step >= PATIENCE:
+                guess = (low + high) // 2
+            else:
+                guess = self._guess(path, whole, low, high, like)
+            expected = self._expected(variant, path, whole[guess])
+            like = expected - path.states[whole[guess]].nbytes
             if expected <= self.budget:
                 high = guess
             else:
                 low = guess
-        known = self.candidates.record.measured
-        tried = (i for i in range(high, stop) if (variant, i) not in known and (variant, i) not in failed)
-        index = next(tried, None)
-        if index is None or self._expected(variant, path, index) > self.budget:
-            return None
-        return index
+        raise AssertionError("a bracket narrows")
 
     def _worth(self, path: Path) -> int:
         """How many plans of a path recompute enough less than the best one known."""
@@ -150,25 +164,22 @@ class Search:
         least = max(1, WORTH[self.effort] * best.cost, MATTERS[self.effort] * path.states[-1].cost)
         return sum(1 for s in path.states if s.cost <= best.cost - least)
 
-    def _is_narrow(self, path: Path, low: int, high: int) -> bool:
+    def _is_narrow(self, path: Path, whole: Sequence[int], low: int, high: int) -> bool:
         """Whether what lies in a bracket would not be told apart by predictions."""
         if high - low <= 1:
             return True
-        if low < 0 or high == len(path.states):
+        if low < 0 or high == len(whole):
             return False
-        return path.states[low].nbytes - path.states[high].nbytes <= FINE * self.budget
+        return path.states[whole[low]].nbytes - path.states[whole[high]].nbytes <= FINE * self.budget
 
-    def _guess(self, path: Path, low: int, high: int, like: float) -> int:
+    def _guess(self, path: Path, whole: Sequence[int], low: int, high: int, like: float) -> int:
         """Where in a bracket the plans begin that fit, if `like` bytes are alive beside what is kept."""
         wanted = self.budget - like
         inside = range(low + 1, high)
-        return (
-            bisect.bisect_left(
-                inside, True, key=lambda i: path.states[i].nbytes <= wanted, hi=len(inside) - 1
-            )
-            + low
-            + 1
+        fits = bisect.bisect_left(
+            inside, True, key=lambda p: path.states[whole[p]].nbytes <= wanted, hi=len(inside) - 1
         )
+        return inside[fits]
 
     def _expected(self, variant: int, path: Path, index: int) -> float:
         """The least that the peak of a plan may be: as compiled, if it was; else as predicted, corrected by what the nearest compiled
