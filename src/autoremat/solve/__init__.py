@@ -5,6 +5,13 @@ from autoremat.solve._binomial import binomial as binomial
 from autoremat.solve._binomial import forward_steps as forward_steps
 from autoremat.solve._bound import LowerBound as LowerBound
 from autoremat.solve._bound import Part as Part
+from autoremat.solve._chain import Again as Again
+from autoremat.solve._chain import Chain as Chain
+from autoremat.solve._chain import Keep as Keep
+from autoremat.solve._chain import Link as Link
+from autoremat.solve._chain import Reversal as Reversal
+from autoremat.solve._chain import Reversals as Reversals
+from autoremat.solve._chain import Way as Way
 from autoremat.solve._cut import cut as cut
 from autoremat.solve._evaluate import Judge as Judge
 from autoremat.solve._evaluate import close as close
