@@ -176,6 +176,21 @@ class PricePolicy:
 
 
 @dataclass(frozen=True)
+class InputsPolicy:
+    """Keeps nothing but inputs, whatever the program: for checkpoints that are planned from inside, of what may run again.
+
+    `fence`, `borders` and `carried` as in `PlannedPolicy`.
+    """
+
+    fence: str = "barrier"
+    borders: tuple[int, ...] = ()
+    carried: tuple[int, ...] = ()
+
+    def decider(self, joint: Joint) -> Decider:
+        return KeepDecider({})
+
+
+@dataclass(frozen=True)
 class PlannedPolicy:
     """Keeps the values that a plan lists, in the joint graph that the plan was made for.
 

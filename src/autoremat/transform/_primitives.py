@@ -33,6 +33,7 @@ from autoremat._compat import (
     mlir,
     new_eqn,
     new_jaxpr,
+    new_var,
     positional_effects,
     register_checkify_rule,
     register_dce_rule,
@@ -56,7 +57,7 @@ from autoremat.transform._fence import (
     policy_for_linear,
     policy_without_tangents,
 )
-from autoremat.transform._jaxpr import cached_by_jaxpr, live_eqns, map_programs
+from autoremat.transform._jaxpr import cached_by_jaxpr, is_var, live_eqns, map_programs
 from autoremat.transform._log import log_kept
 from autoremat.transform._lower import Siblings, lower
 from autoremat.transform._partition import BACKWARD_PASS, Partition
@@ -335,10 +336,12 @@ def _trace_backward(
     leaf_avals = [v.aval for v, u in zip(jaxpr.invars[:num_leaves], leaf_used, strict=True) if u]
     ct_avals = [v.aval for v, nz in zip(jaxpr.outvars, nonzero, strict=True) if nz]
     fenced = fence_points(pruned, len(leaf_avals)) if dependence is not None else []
+    program, unfenced = _with_unfenced(pruned, fenced)
 
     def backward(*args: Any) -> list[Any]:
         leaves, cts = list(args[: len(leaf_avals)]), args[len(leaf_avals) :]
         zero = hidden_zero(cts) if any(fenced) else None
+        originals = [leaves[i] for i in unfenced]
         if zero is not None:
             leaves = [depend_on(x, zero) if f else x for x, f in zip(leaves, fenced, strict=True)]
 
@@ -349,7 +352,7 @@ def _trace_backward(
                 for a, d, u in zip(tangent_avals, differentiated, tangent_used, strict=True)
                 if u
             ]
-            return eval_jaxpr(pruned, *leaves, *tangents)
+            return eval_jaxpr(program, *leaves, *tangents, *originals)
 
         avals = [a for a, d in zip(tangent_avals, differentiated, strict=True) if d]
         in_cts = list(jax.linear_transpose(linear, *avals)(list(cts)))
@@ -361,6 +364,30 @@ def _trace_backward(
 
 
 _trace_backward_cached = cached_by_jaxpr(_trace_backward)
+
+
+def _with_unfenced(jaxpr: Jaxpr, fenced: Sequence[bool]) -> tuple[Jaxpr, list[int]]:
+    """The program with more inputs: fenced leaves (their positions) as they are, for nested linear parts with fences of their own.
+
+    The cotangents of those depend on those of the whole anyway, and zeros of several levels on one leaf would be computed together by a
+    compiler that fuses them, from the cotangents of all levels, which it would have to keep.
+    """
+    nested = {id(e) for e in jaxpr.eqns if e.primitive is linear_p and _depends(e.params["policy"])}
+    read = {v for e in jaxpr.eqns if id(e) in nested for v in e.invars if is_var(v)}
+    positions = [i for i, f in enumerate(fenced) if f and jaxpr.invars[i] in read]
+    if not positions:
+        return jaxpr, []
+    plain = {jaxpr.invars[i]: new_var(jaxpr.invars[i].aval) for i in positions}
+    eqns = [
+        e.replace(invars=[plain.get(v, v) if is_var(v) else v for v in e.invars]) if id(e) in nested else e
+        for e in jaxpr.eqns
+    ]
+    return new_jaxpr([*jaxpr.invars, *plain.values()], jaxpr.outvars, eqns, jaxpr), positions
+
+
+def _depends(policy: Any) -> bool:
+    """Whether the fence of a planned stage is true data flow (see `_fence`)."""
+    return getattr(policy, "fence", "barrier") == "dependence"
 
 
 def _linear_transpose(
@@ -379,9 +406,7 @@ def _linear_transpose(
         return [None] * num_leaves + [
             Zero(t.aval) if u else None for t, u in zip(tangents, unknown, strict=True)
         ]
-    dependence = (
-        getattr(policy, "carried", ()) if getattr(policy, "fence", "barrier") == "dependence" else None
-    )
+    dependence = getattr(policy, "carried", ()) if _depends(policy) else None
     backward = _trace_backward_cached(jaxpr, num_leaves, unknown, nonzero, dependence)
     flags = _flags(prevent_cse, num_leaves)
     operand_flags = [f for f, u in zip(flags, backward.leaf_used, strict=True) if u]
