@@ -19,7 +19,7 @@ import pytest
 import autoremat as ar
 from autoremat.measure import environment
 from autoremat.plan import _files
-from autoremat.plan._rewrite import Block, LoopBlock
+from autoremat.plan._rewrite import Block, LoopBlock, NestedBlock
 from autoremat.transform._planned import PlannedPolicy
 
 
@@ -67,7 +67,11 @@ def _plan(**changes: Any) -> ar.Plan:
         compile_seconds=0,  # the sum of no compilations is an integer
         compiles=0,
         grouping="one stage a unit",
-        decisions=(Block(0, 4, _policy()), LoopBlock(5, (inner, Block(2, 3, _policy(price=Fraction(0)))))),
+        decisions=(
+            Block(0, 4, _policy()),
+            LoopBlock(5, (inner, Block(2, 3, _policy(price=Fraction(0))))),
+            NestedBlock(6, 9, "dependence", (Block(6, 7, _policy()), NestedBlock(7, 9, "barrier", ()))),
+        ),
         notes=("A note.",),
         arguments=("float32[3]",),
         operations=("sin",),
@@ -100,7 +104,7 @@ def test_the_file_says_what_it_was_made_with(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     _plan().save(path)
     document = json.loads(path.read_text())
-    assert document["version"] == 2
+    assert document["version"] == 3
     assert document["autoremat"] == ar.__version__
     assert document["plan"]["environment"] == environment()
     assert document["plan"]["decisions"][0]["policy"]["price"] == "-22/7"
@@ -201,12 +205,12 @@ def test_truncated(tmp_path: Path) -> None:
         _refused(path, "truncated", "ends in the middle")
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, "2", None])
+@pytest.mark.parametrize("version", [0, 2, 4, "3", None])
 def test_another_format_version(tmp_path: Path, version: Any) -> None:
     path = tmp_path / "plan.json"
     document = _saved(path) | {"version": version, "autoremat": "9.9.9"}
     path.write_text(json.dumps(document))
-    _refused(path, f"version {version!r} of the format", "by autoremat 9.9.9", "reads version 2")
+    _refused(path, f"version {version!r} of the format", "by autoremat 9.9.9", "reads version 3")
 
 
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
@@ -265,7 +269,7 @@ _CHANGES = [
     (_set("decisions", value="x" * 100), '`plan.decisions` must be a list, got "xxx'),
     (
         _set("decisions", 0, value=7),
-        "`plan.decisions[0]` must be an object whose \"kind\" is one of ['Block', 'LoopBlock']",
+        "`plan.decisions[0]` must be an object whose \"kind\" is one of ['Block', 'LoopBlock', 'NestedBlock']",
     ),
     (_set("decisions", 0, "kind", value="Stage"), '`plan.decisions[0]` must be an object whose "kind"'),
     (

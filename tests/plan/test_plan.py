@@ -494,7 +494,7 @@ def test_frontier() -> None:
     assert found.points[0].recompute_flops == 0
     assert found.points[0].recompute_seconds == 0
     assert found.points[0].vertex
-    assert found.points[-1].vertex
+    assert sum(p.vertex for p in found) > 1
     for a, b in itertools.pairwise(found):
         assert a.kept_bytes > b.kept_bytes
         assert a.recompute_seconds <= b.recompute_seconds

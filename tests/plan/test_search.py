@@ -16,6 +16,7 @@ from autoremat.plan._candidates import Measured, Record, Variant
 from autoremat.plan._path import Path, State
 from autoremat.plan._search import MAX_COMPILES, Search
 from autoremat.plan._stages import Program
+from autoremat.solve import Keep
 
 
 def use(peak: int) -> MemoryUse:
@@ -28,18 +29,23 @@ def use(peak: int) -> MemoryUse:
 class Numbers:
     """Candidates: of each variant the compiled and the predicted peaks of its plans; plan `i` costs `i + 1` and keeps less than `i - 1`.
 
-    A compiled peak of `None`: the compiler runs out of memory.
+    A compiled peak of `None`: the compiler runs out of memory. The last `nested` plans of each path have nested checkpoints.
     """
 
     peaks: Sequence[Sequence[int | None]]
     guesses: Sequence[Sequence[int]]
     whole: int = 10**6
+    nested: int = 0
     record: Record = field(default_factory=Record)
     compiled: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
     def variants(self) -> Any:
         for number, peaks in enumerate(self.peaks):
-            states = tuple(State(i, (), 1000 - i, i + 1, i + 1) for i in range(len(peaks)))
+            flat = len(peaks) - self.nested
+            states = tuple(
+                State(i, (), 1000 - i, i + 1, i + 1, reversal=(Keep(0, 0),) if i >= flat else ())
+                for i in range(len(peaks))
+            )
             program: Any = Program
             yield Variant(str(number), "barrier", Path(program, states, ()))
 
@@ -80,6 +86,21 @@ def test_a_true_prediction_takes_one_compilation() -> None:
     assert found is not None
     assert found.index == 25
     assert numbers.compiled[:2] == [(0, -1), (0, 25)] or numbers.compiled[1:] == [(0, 24), (0, 25)]
+
+
+def test_nested_plans_that_need_more_do_not_hide_the_others() -> None:
+    numbers = Numbers([[*falling(40), *[900] * 12]], [[*falling(40), *[900] * 12]], nested=12)
+    _, found = search(numbers, 620)
+    assert found is not None
+    assert found.index == 38
+
+
+def test_nested_plans_are_found_where_no_other_fits() -> None:
+    peaks = [*falling(40), *(600 - 10 * i for i in range(12))]
+    numbers = Numbers([peaks], [peaks], nested=12)
+    _, found = search(numbers, 555)
+    assert found is not None
+    assert found.index == 45
 
 
 @pytest.mark.parametrize("wrong", [0.5, 0.8, 1.3, 3.0])

@@ -6,7 +6,8 @@ recompute first: what later layers keep is needed soonest), so the plans after w
 hull, and those between are splices along program order.
 
 Where everything is recomputed, a loop still keeps its carry at every iteration. After that come states in which loops keep
-snapshots of it, half as many from one state to the next, and advance from them by binomial schedules.
+snapshots of it, half as many from one state to the next, and advance from them by binomial schedules. And a program without loops
+still keeps all that crosses between two stages: after that come states with nested checkpoints (`_nested.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from autoremat.plan._nested import nestings
 from autoremat.plan._stages import Loop, Option, Program, Stage
-from autoremat.solve import forward_steps
+from autoremat.solve import Reversal, forward_steps
 
 SPLITS = 3
 """A large step of a stage inside a loop is taken in so many parts, some of the iterations at a time. More are of no use: of six
@@ -48,6 +50,8 @@ class State:
     split: Split | None = None
     halvings: int = 0
     """If not 0, each loop outside other loops keeps snapshots of its carry at `length / 2**halvings` iterations."""
+    reversal: Reversal = ()
+    """If not empty, what each stage keeps, in place of `choice`, and which stages run again together."""
 
     def unsplit(self) -> State:
         """The state before the step that is taken in part."""
@@ -65,6 +69,11 @@ class Path:
     program: Program
     states: tuple[State, ...]
     edges: tuple[int, ...]
+
+    @property
+    def flat(self) -> int:
+        """How many states, the first ones, have no nested checkpoints."""
+        return sum(not s.reversal for s in self.states)
 
 
 def build_path(program: Program) -> Path:
@@ -91,6 +100,7 @@ def build_path(program: Program) -> Path:
             states.append(whole)
         edges.append(len(states) - 1)
     states += _with_snapshots(program, whole)
+    states += _with_nesting(program, whole)
     return Path(program, tuple(states), tuple(edges))
 
 
@@ -143,6 +153,14 @@ def _with_snapshots(program: Program, last: State) -> list[State]:
             index = last.index + 1 + len(states)
             states.append(State(index, last.choice, nbytes, cost, flops, halvings=halvings))
     return states
+
+
+def _with_nesting(program: Program, last: State) -> list[State]:
+    """The same for a program without loops."""
+    return [
+        State(last.index + 1 + i, last.choice, last.nbytes - n.saved, n.cost, n.flops, reversal=n.reversal)
+        for i, n in enumerate(nestings(program))
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from autoremat.measure._memory import check_target
 from autoremat.plan._bound import Relaxation, room
 from autoremat.plan._candidates import Candidates, Measured, Progress, planned_function
 from autoremat.plan._floor import name_floor
-from autoremat.plan._rewrite import Decisions, LoopBlock, blocks
+from autoremat.plan._rewrite import Decisions, LoopBlock, blocks, nested_blocks
 from autoremat.plan._search import MAX_COMPILES, Search
 from autoremat.plan._trace import argnum_tuple, check_differentiable, trace
 from autoremat.transform._planned import Budget, parse_budget
@@ -135,6 +135,11 @@ class Plan:
         return sum(1 for _ in blocks(self.decisions))
 
     @property
+    def nested(self) -> int:
+        """How many runs of stages keep nothing but what they read, and are checkpoints with checkpoints inside."""
+        return sum(1 for _ in nested_blocks(self.decisions))
+
+    @property
     def snapshots(self) -> tuple[int, ...]:
         """Of each loop that keeps its carry at a few iterations only, at how many (see `autoremat.scan`)."""
         return tuple(d.snapshots for d in self.decisions if isinstance(d, LoopBlock) and d.snapshots)
@@ -165,6 +170,7 @@ def summarize(plan: Plan) -> dict[str, Any]:
         "compiles": plan.compiles,
         "grouping": plan.grouping,
         "checkpoints": plan.checkpoints,
+        "nested": plan.nested,
         "snapshots": list(plan.snapshots),
         "compiler_options": dict(plan.compiler_options),
         "notes": list(plan.notes),

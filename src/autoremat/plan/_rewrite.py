@@ -27,8 +27,9 @@ from autoremat._compat import (
 from autoremat.plan._path import State, snapshots_of
 from autoremat.plan._segments import Span, subjaxpr
 from autoremat.plan._stages import Loop, Program, Stage, loop_body
+from autoremat.solve import Again, Reversal
 from autoremat.transform._jaxpr import is_var, traced_eqns
-from autoremat.transform._planned import PlannedPolicy
+from autoremat.transform._planned import InputsPolicy, PlannedPolicy
 from autoremat.transform._primitives import checkpoint_p
 from autoremat.transform._scan import with_snapshots
 
@@ -43,6 +44,20 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class NestedBlock:
+    """A decision: equations `start` to `stop` are one checkpoint that keeps only what it reads, with checkpoints inside.
+
+    Its backward pass runs the equations once more, and what `inner` says is kept, for as long as it takes to reverse them.
+    Blocks inside have the numbers of the whole program's equations.
+    """
+
+    start: int
+    stop: int
+    fence: str
+    inner: tuple[Block | NestedBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LoopBlock:
     """Decisions inside the body of the `scan` at equation `index`.
 
@@ -52,13 +67,13 @@ class LoopBlock:
     """
 
     index: int
-    body: tuple[Block | LoopBlock, ...]
+    body: Decisions
     split: int = 0
-    rest: tuple[Block | LoopBlock, ...] = ()
+    rest: Decisions = ()
     snapshots: int = 0
 
 
-Decisions = tuple[Block | LoopBlock, ...]
+Decisions = tuple[Block | NestedBlock | LoopBlock, ...]
 
 
 def rewrite(jaxpr: Jaxpr, decisions: Decisions, *, in_loop: bool = False) -> Jaxpr:
@@ -66,24 +81,63 @@ def rewrite(jaxpr: Jaxpr, decisions: Decisions, *, in_loop: bool = False) -> Jax
 
     Inside a loop no barrier is needed: the forward and the backward loop are two computations that no compiler merges.
     """
-    eqns: list[JaxprEqn] = []
-    position = 0
-    reads = _Reads(jaxpr)
-    for block in decisions:
-        start = block.start if isinstance(block, Block) else block.index
-        eqns += jaxpr.eqns[position:start]
-        if isinstance(block, Block):
-            eqns.append(_checkpoint(jaxpr, block, reads.after(block.stop), guard=not in_loop))
-            position = block.stop
-        else:
-            eqns += _loop(jaxpr.eqns[start], block)
-            position = start + 1
-    eqns += jaxpr.eqns[position:]
+    eqns = _Writer(jaxpr, _Reads(jaxpr), guard=not in_loop).write(0, len(jaxpr.eqns), decisions)
     return new_jaxpr(jaxpr.invars, jaxpr.outvars, eqns, jaxpr)
 
 
+@dataclass(frozen=True)
+class _Writer:
+    """Writes decisions into the equations of `jaxpr`; with `guard`, checkpoints have fences."""
+
+    jaxpr: Jaxpr
+    reads: _Reads
+    guard: bool
+
+    def write(self, start: int, stop: int, decisions: Decisions) -> list[JaxprEqn]:
+        """Equations `start` to `stop` with the decisions about them."""
+        eqns: list[JaxprEqn] = []
+        position = start
+        for block in decisions:
+            first = block.index if isinstance(block, LoopBlock) else block.start
+            eqns += self.jaxpr.eqns[position:first]
+            if isinstance(block, LoopBlock):
+                eqns += _loop(self.jaxpr.eqns[first], block)
+                position = first + 1
+            else:
+                eqns.append(self._checkpoint(block))
+                position = block.stop
+        return eqns + self.jaxpr.eqns[position:stop]
+
+    def _checkpoint(self, block: Block | NestedBlock) -> JaxprEqn:
+        part = subjaxpr(self.jaxpr, Span(block.start, block.stop), self.reads.after(block.stop))
+        policy: Any = block.policy if isinstance(block, Block) else InputsPolicy(block.fence)
+        if isinstance(block, NestedBlock):
+            # The same inputs and outputs, in the same order: they belong to the equations, however these are grouped.
+            part = part.replace(eqns=self.write(block.start, block.stop, block.inner))
+        arguments = set(self.jaxpr.invars)
+        borders = tuple(i for i, v in enumerate(part.invars) if v not in arguments)
+        params = dict(
+            jaxpr=part,
+            policy=replace(policy, borders=borders),
+            prevent_cse=self.guard,
+            differentiated=False,
+            origin=None,
+            siblings=None,
+        )
+        source = self.jaxpr.eqns[block.start]
+        return new_eqn(
+            part.invars,
+            part.outvars,
+            checkpoint_p,
+            params,
+            eqn_effects(part, part.invars),
+            source.source_info,
+            source.ctx,
+        )
+
+
 class _Reads:
-    """What is read at or after a position. Positions are asked for in rising order."""
+    """What is read at or after a position."""
 
     def __init__(self, jaxpr: Jaxpr) -> None:
         self.jaxpr = jaxpr
@@ -107,25 +161,6 @@ class _After:
 
     def __contains__(self, v: Any) -> bool:
         return self.last.get(v, -1) >= self.position
-
-
-def _checkpoint(jaxpr: Jaxpr, block: Block, later: Any, *, guard: bool) -> JaxprEqn:
-    part = subjaxpr(jaxpr, Span(block.start, block.stop), later)
-    inputs = set(jaxpr.invars)
-    policy = replace(block.policy, borders=tuple(i for i, v in enumerate(part.invars) if v not in inputs))
-    params = dict(
-        jaxpr=part, policy=policy, prevent_cse=guard, differentiated=False, origin=None, siblings=None
-    )
-    source = jaxpr.eqns[block.start]
-    return new_eqn(
-        part.invars,
-        part.outvars,
-        checkpoint_p,
-        params,
-        eqn_effects(part, part.invars),
-        source.source_info,
-        source.ctx,
-    )
 
 
 def _loop(eqn: JaxprEqn, block: LoopBlock) -> list[JaxprEqn]:
@@ -188,18 +223,43 @@ def _part(
 
 
 def blocks(decisions: Decisions) -> Iterator[Block]:
-    """All checkpoints, those inside loops included."""
+    """All checkpoints of single stages, those inside loops and nested ones included."""
     for block in decisions:
         if isinstance(block, Block):
             yield block
+        elif isinstance(block, NestedBlock):
+            yield from blocks(block.inner)
         else:
             yield from blocks(block.body)
             yield from blocks(block.rest)
 
 
+def nested_blocks(decisions: Decisions) -> Iterator[NestedBlock]:
+    """All checkpoints with checkpoints inside. Loops have none."""
+    for block in decisions:
+        if isinstance(block, NestedBlock):
+            yield block
+            yield from nested_blocks(block.inner)
+
+
 def decide(program: Program, state: State, fence: str) -> Decisions:
     """The decisions of a state of a program's path. `fence` is the kind of fence of the stages outside loops."""
+    if state.reversal:
+        return _nested(tuple(program.stages()), state.reversal, fence)
     return _Decider(state, fence).run(program, fence)
+
+
+def _nested(stages: Sequence[Stage], reversal: Reversal, fence: str) -> tuple[Block | NestedBlock, ...]:
+    """What a reversal of the stages says, as blocks."""
+    result: list[Block | NestedBlock] = []
+    for item in reversal:
+        if isinstance(item, Again):
+            start, stop = stages[item.start].span.start, stages[item.stop - 1].span.stop
+            result.append(NestedBlock(start, stop, fence, _nested(stages, item.inner, fence)))
+        elif (policy := stages[item.link].options[item.option].policy) is not None:
+            span = stages[item.link].span
+            result.append(Block(span.start, span.stop, replace(policy, fence=fence)))
+    return tuple(result)
 
 
 class _Decider:

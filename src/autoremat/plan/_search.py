@@ -122,19 +122,31 @@ class Search:
     def _first(self, variant: int, path: Path, failed: set[tuple[int, int]]) -> int | None:
         """The first plan of a path, not compiled yet, that is predicted to fit and recomputes less than the best one known.
 
+        Nesting lowers what is kept, but what it adds may cost a compiler more: the two parts are searched one after the other.
+        """
+        stop = self._worth(path)
+        flat = min(path.flat, stop)
+        for part in (range(flat), range(flat, stop)):
+            if (index := self._first_of(variant, path, part, failed)) is not None:
+                return index
+        return None
+
+    def _first_of(
+        self, variant: int, path: Path, part: range, failed: set[tuple[int, int]]
+    ) -> int | None:
+        """The same in a part of a path.
+
         States that split a loop are looked at between the two that they lie between: two loops need more than one, so among them the
         peak does not fall steadily.
         """
-        stop = self._worth(path)
-        whole = [s.index for s in path.states[:stop] if s.split is None]
+        whole = [i for i in part if path.states[i].split is None]
         low, high = self._bracket(variant, path, whole)
-        start = whole[low] + 1 if low >= 0 else 0
         tried = [
             i
-            for i in range(start, stop)
+            for i in range(whole[low] + 1 if low >= 0 else part.start, part.stop)
             if (variant, i) not in self.candidates.record.measured and (variant, i) not in failed
         ]
-        enough = whole[high] if high < len(whole) else stop
+        enough = whole[high] if high < len(whole) else part.stop
         near = [i for i in tried if i <= enough] + [i for i in tried if i > enough][:1]
         return next((i for i in near if self._expected(variant, path, i) <= self.budget), None)
 
@@ -205,11 +217,11 @@ class Search:
         return min(own or plans, key=lambda m: abs(m.nbytes - nbytes), default=None)
 
     def _reach_bottom(self, paths: Sequence[Path]) -> None:
-        """Nothing is predicted to fit: compile what is predicted to need least of each path."""
+        """Nothing is predicted to fit: compile what is predicted to need least of each path, and what recomputes everything once."""
         for variant, path in enumerate(paths):
-            last = len(path.states) - 1
-            looked_at = {last - last * k // (3 * BOTTOM) for k in range(BOTTOM)} if last > 0 else {0}
+            last, flat = len(path.states) - 1, path.flat - 1
+            looked_at = {last, (flat + last) // 2, *(flat - flat * k // (3 * BOTTOM) for k in range(BOTTOM))}
             lowest = sorted(looked_at, key=lambda i: self.candidates.predicted(variant, i))
-            for index in dict.fromkeys([lowest[0], last]):
+            for index in dict.fromkeys([lowest[0], flat]):
                 if not self.exhausted or self.floor() is None:
                     self._measure(variant, index)

@@ -14,7 +14,7 @@ borders are places that little crosses: the residual stream between two layers. 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,7 +208,7 @@ def _has(jaxpr: Jaxpr, span: Span, is_work: Callable[[JaxprEqn], bool]) -> bool:
     return any(is_work(e) for e in jaxpr.eqns[span.start : span.stop])
 
 
-def subjaxpr(jaxpr: Jaxpr, span: Span, later: set[Any]) -> Jaxpr:
+def subjaxpr(jaxpr: Jaxpr, span: Span, later: Container[Any]) -> Jaxpr:
     """The equations of a span as a jaxpr. Its outputs are what `later` (reads of the rest, and outputs) contains."""
     eqns = jaxpr.eqns[span.start : span.stop]
     outs = [v for e in eqns for v in e.outvars if v in later]

@@ -45,12 +45,19 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Equations `start` to `stop` as one checkpoint. `trips` is how often it runs; `label` says where it stands."""
+    """Equations `start` to `stop` as one checkpoint. `trips` is how often it runs; `label` says where it stands.
+
+    `input_bytes`: of what it reads, the part that its options are charged for. One run takes `forward_cost` picoseconds and
+    `forward_flops`.
+    """
 
     span: Span
     options: tuple[Option, ...]
     trips: int
     label: str
+    input_bytes: int
+    forward_cost: int
+    forward_flops: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,17 @@ class Program:
                 yield from node.body.stages()
 
 
+@dataclass(frozen=True, slots=True)
+class _Solved:
+    """What equal stages share: their options, which outputs have a tangent, the size of the joint graph, and what one run costs."""
+
+    options: tuple[Option, ...]
+    nonzero_outs: tuple[bool, ...]
+    ops: int
+    forward_cost: int
+    forward_flops: int
+
+
 @dataclass
 class Builder:
     """Builds programs for one device. Equal stages are solved once: `solved` maps their structure to their options.
@@ -97,7 +115,7 @@ class Builder:
     device: Device
     halve_loops: bool = False
     free_views: bool = False
-    solved: dict[Any, tuple[tuple[Option, ...], tuple[bool, ...], int]] = field(default_factory=dict)
+    solved: dict[Any, _Solved] = field(default_factory=dict)
     ops: int = 0
 
     def program(
@@ -124,25 +142,40 @@ class Builder:
             if not any(nonzero) or not part.outvars:
                 continue
             shared = tuple(i for i, v in enumerate(part.outvars) if v in later)
-            options, nonzero_outs, count = self._solve(
-                part, nonzero, tuple(v in charged for v in part.invars), shared
-            )
-            ops += count
-            active.update(v for v, nz in zip(part.outvars, nonzero_outs, strict=True) if nz)
+            solved = self._solve(part, nonzero, tuple(v in charged for v in part.invars), shared)
+            ops += solved.ops
+            active.update(v for v, nz in zip(part.outvars, solved.nonzero_outs, strict=True) if nz)
+            if solved.options:
+                nodes.append(
+                    Stage(
+                        span=span,
+                        options=solved.options,
+                        trips=trips,
+                        label=f"{where}[{span.start}:{span.stop}]",
+                        input_bytes=sum(aval_size(v.aval)[2] for v in part.invars if v not in charged),
+                        forward_cost=solved.forward_cost,
+                        forward_flops=solved.forward_flops,
+                    )
+                )
             charged.update(part.invars)
-            if options:
-                nodes.append(Stage(span, options, trips, f"{where}[{span.start}:{span.stop}]"))
         return Program(jaxpr, tuple(nodes), ops), active
 
     def _solve(
         self, part: Jaxpr, nonzero: tuple[bool, ...], free: tuple[bool, ...], shared: tuple[int, ...]
-    ) -> tuple[tuple[Option, ...], tuple[bool, ...], int]:
+    ) -> _Solved:
         key = (signature(part), nonzero, free, shared, self.free_views)
         if key not in self.solved:
             joint = linearize(part, nonzero)
             posed = pose(joint, self.device, free, shared, free_views=self.free_views)
             options = _options(posed, self.device) if any(joint.nonzero_outs) else ()
-            self.solved[key] = options, joint.nonzero_outs, len(joint.forward_eqns) + len(joint.linear_eqns)
+            once, _ = trace_graph(part, source_of=lambda eqn: "")
+            self.solved[key] = _Solved(
+                options=options,
+                nonzero_outs=joint.nonzero_outs,
+                ops=len(joint.forward_eqns) + len(joint.linear_eqns),
+                forward_cost=sum(graph_costs(once, self.device)),
+                forward_flops=graph_flops(once),
+            )
         return self.solved[key]
 
     def _loop(

@@ -243,6 +243,12 @@ def _price_facts(data: Data) -> Iterator[Fact]:
     if again:
         yield _bound_fact(data)
     yield Fact(label="Stages recomputed", value=f"{data['checkpoints']:,}", remark=data["grouping"])
+    if nested := data.get("nested"):
+        yield Fact(
+            label="Nested checkpoints",
+            value=f"{nested:,}",
+            remark="of several stages, with checkpoints inside",
+        )
     if snapshots := data.get("snapshots"):
         numbers = ", ".join(map(str, snapshots))
         yield Fact(label="Snapshots kept", value=numbers, remark="of the carry of a loop")
