@@ -131,9 +131,7 @@ class Search:
                 return index
         return None
 
-    def _first_of(
-        self, variant: int, path: Path, part: range, failed: set[tuple[int, int]]
-    ) -> int | None:
+    def _first_of(self, variant: int, path: Path, part: range, failed: set[tuple[int, int]]) -> int | None:
         """The same in a part of a path.
 
         States that split a loop are looked at between the two that they lie between: two loops need more than one, so among them the
