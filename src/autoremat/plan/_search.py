@@ -39,8 +39,11 @@ PATIENCE = 4
 FINE = 0.003
 """A bracket of plans that differ by less than this share of the budget in what they keep is not narrowed further."""
 
-BOTTOM = 4
-"""Plans near the end of a path that are looked at where none is predicted to fit."""
+BOTTOM = 8
+"""Plans of the second half of a path that are looked at where none is predicted to fit, ..."""
+
+HOPE = 1.2
+"""... and that are compiled if their expected peak is at most this multiple of the budget."""
 
 
 @dataclass
@@ -215,11 +218,29 @@ class Search:
         return min(own or plans, key=lambda m: abs(m.nbytes - nbytes), default=None)
 
     def _reach_bottom(self, paths: Sequence[Path]) -> None:
-        """Nothing is predicted to fit: compile what is predicted to need least of each path, and what recomputes everything once."""
+        """Nothing is predicted to fit: compile, of what is looked at, what is expected to need least, until something fits.
+
+        Predictions may be wrong for all of a path alike, so what recomputes everything once is compiled of each path first.
+        """
         for variant, path in enumerate(paths):
-            last, flat = len(path.states) - 1, path.flat - 1
-            looked_at = {last, (flat + last) // 2, *(flat - flat * k // (3 * BOTTOM) for k in range(BOTTOM))}
-            lowest = sorted(looked_at, key=lambda i: self.candidates.predicted(variant, i))
-            for index in dict.fromkeys([lowest[0], flat]):
-                if not self.exhausted or self.floor() is None:
-                    self._measure(variant, index)
+            if not self.exhausted or self.floor() is None:
+                self._measure(variant, path.flat - 1)
+        looked_at = [(v, i) for v, path in enumerate(paths) for i in _spread(path)]
+        while self.best() is None and not self.exhausted:
+            expected = [
+                (self._expected(v, paths[v], i), v, i)
+                for v, i in looked_at
+                if (v, i) not in self.candidates.record.measured
+            ]
+            if not expected or min(expected)[0] > HOPE * self.budget:
+                return
+            _, variant, index = min(expected)
+            looked_at.remove((variant, index))
+            self._measure(variant, index)
+
+
+def _spread(path: Path) -> list[int]:
+    """Plans of a path that may need least: spread over its second half, and over what is nested."""
+    last, flat = len(path.states) - 1, path.flat - 1
+    halves = {flat - flat * k // (2 * BOTTOM) for k in range(BOTTOM)}
+    return sorted({last, (flat + last) // 2, *halves})
