@@ -10,7 +10,6 @@ A prediction is never proof: the plan taken recomputes least among those that we
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -153,21 +152,20 @@ class Search:
 
     def _bracket(self, variant: int, path: Path, whole: Sequence[int]) -> tuple[int, int]:
         """Positions among the `whole` plans of the last not expected to fit, or a near one, and of the first that is."""
-        low, high, like = -1, len(whole), None
-        for step in itertools.count():
-            if self._is_narrow(path, whole, low, high):
-                return low, high
-            if like is None or step >= PATIENCE:
+        low, high, like, guesses = -1, len(whole), None, 0
+        while not self._is_narrow(path, whole, low, high):
+            if like is None or guesses >= PATIENCE:
                 guess = (low + high) // 2
             else:
                 guess = self._guess(path, whole, low, high, like)
             expected = self._expected(variant, path, whole[guess])
             like = expected - path.states[whole[guess]].nbytes
+            guesses += 1
             if expected <= self.budget:
                 high = guess
             else:
                 low = guess
-        raise AssertionError("a bracket narrows")
+        return low, high
 
     def _worth(self, path: Path) -> int:
         """How many plans of a path recompute enough less than the best one known."""

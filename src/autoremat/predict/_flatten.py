@@ -217,15 +217,7 @@ class _Flattener:
         if isinstance(operand, Scalar):
             return operand
         copy = self.array(self.nbytes[operand], self.rank[operand])
-        self.instructions.append(
-            Instruction(
-                primitive=LAYOUT_COPY,
-                inputs=(operand,),
-                outputs=(copy,),
-                kind=LAYOUT_COPY,
-                source=source_of(eqn),
-            )
-        )
+        self._emit(eqn, LAYOUT_COPY, [operand], [copy], LAYOUT_COPY)
         return copy
 
     def _as_convolved(

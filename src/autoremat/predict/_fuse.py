@@ -20,7 +20,6 @@ from autoremat.predict._program import (
     Program,
     post_order,
     without_barriers,
-    without_dead_code,
 )
 
 ELEMENTWISE = frozenset(
@@ -52,10 +51,10 @@ _SMALL = 8
 
 
 def kernels(program: Program, compiler: Compiler) -> Program:
-    """The program as the kernels that a compiler makes of it: each instruction reads and writes arrays in memory."""
+    """A program without dead code as the kernels that a compiler makes of it: each instruction reads and writes arrays in memory."""
     if not compiler.keeps_barriers:
         program = without_barriers(program)
-    program = _products_as_they_are_wanted(without_dead_code(program))
+    program = _products_as_they_are_wanted(program)
     if compiler.library_reductions:
         program = with_library_calls(program)
     return _Fusion.of(program, compiler).run()
