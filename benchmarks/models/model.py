@@ -15,6 +15,17 @@ def unwrapped(block: Callable[..., Any]) -> Callable[..., Any]:
     return block
 
 
+def stacked(block: Callable[..., Any]) -> Loss:
+    """The mean square of what comes out of a block for each layer's parameters, one after the other."""
+
+    def loss(params: list[dict[str, Any]], x: Any) -> Any:
+        for p in params:
+            x = block(x, p)
+        return (x**2).mean()
+
+    return loss
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Model:
     """A loss and its arguments.

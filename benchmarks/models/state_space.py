@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from benchmarks.models.model import Loss, Model, Wrap
+from benchmarks.models.model import Loss, Model, Wrap, stacked
 
 LAYERS, BATCH, SEQUENCE, WIDTH, INNER, STATES = 4, 2, 256, 128, 256, 8
 
@@ -63,14 +63,7 @@ def block(x: Any, p: dict[str, Any]) -> Any:
 
 def make(wrap: Wrap) -> Loss:
     """The mean square of the output; `wrap` is applied to the block."""
-    wrapped = wrap(block)
-
-    def loss(params: list[dict[str, Any]], x: Any) -> Any:
-        for p in params:
-            x = wrapped(x, p)
-        return (x**2).mean()
-
-    return loss
+    return stacked(wrap(block))
 
 
 def model() -> Model:

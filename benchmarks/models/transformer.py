@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from benchmarks.models.attention import CORE, fused, unfused
-from benchmarks.models.model import Loss, Model, Wrap, unwrapped
+from benchmarks.models.model import Loss, Model, Wrap, stacked, unwrapped
 
 LAYERS, BATCH, SEQUENCE, WIDTH, HEADS = 6, 4, 256, 256, 8
 
@@ -59,14 +59,7 @@ def block(x: Any, p: dict[str, Any], attention: Attention = unfused) -> Any:
 
 def unrolled(wrap: Wrap = unwrapped, attention: Attention = unfused) -> Loss:
     """The loss with a Python loop over layers; `wrap` is applied to the block."""
-    wrapped = wrap(partial(block, attention=attention))
-
-    def loss(params: list[dict[str, Any]], x: Any) -> Any:
-        for p in params:
-            x = wrapped(x, p)
-        return (x**2).mean()
-
-    return loss
+    return stacked(wrap(partial(block, attention=attention)))
 
 
 def scanned(wrap: Wrap = unwrapped, attention: Attention = unfused) -> Loss:

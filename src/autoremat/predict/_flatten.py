@@ -19,24 +19,17 @@ from autoremat._compat import Jaxpr, JaxprEqn, dce, is_jaxpr, open_jaxpr, scan_s
 from autoremat.graph._trace import aval_size
 from autoremat.predict._fuse import LAYOUT_COPY
 from autoremat.predict._program import BARRIER, Instruction, Program, without_dead_code
-from autoremat.transform._jaxpr import is_var
+from autoremat.transform._jaxpr import CHECKPOINTS, OWN_DERIVATIVES, PLAIN_CALLS, is_var
 from autoremat.transform._linear_map import run_map
 from autoremat.transform._scan_primitives import run_scan, run_sweep
 
 _CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
+    **PLAIN_CALLS,
+    **CHECKPOINTS,
+    **OWN_DERIVATIVES,
     "shard_map": "jaxpr",
-    "autoremat_checkpoint": "jaxpr",
     "autoremat_linear": "jaxpr",
 }
-_CHECKPOINTS = frozenset({"remat2", "checkpoint", "autoremat_checkpoint"})
 _TRACED: dict[str, Callable[..., Any]] = {
     "autoremat_scan": run_scan,
     "autoremat_sweep": run_sweep,
@@ -147,7 +140,7 @@ class _Flattener:
         return self._operation(eqn, operands)
 
     def _call(self, eqn: JaxprEqn, operands: list[Operand]) -> Sequence[Operand]:
-        if eqn.primitive.name in _CHECKPOINTS and eqn.params.get("differentiated"):
+        if eqn.primitive.name in CHECKPOINTS and eqn.params.get("differentiated"):
             flags = eqn.params.get("prevent_cse", True)
             flags = [flags] * len(operands) if isinstance(flags, bool) else flags
             operands = self._barrier(operands, flags)

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from autoremat._compat import FUSES_INTO_READERS, Jaxpr, open_jaxpr
+from autoremat._compat import FUSES_INTO_READERS, open_jaxpr
 from autoremat.graph._trace import aval_size
 from autoremat.predict._compiler import XLA_CPU, XLA_CPU_0_10, Compiler
 from autoremat.predict._flatten import flatten
@@ -46,11 +46,7 @@ def predict(fun: Callable[..., Any], *args: Any) -> Prediction:
     kernels run. It is that of XLA for CPUs with the memory-minimizing scheduler, the default of `autoremat.plan` there. It is no proof:
     `autoremat.measure` asks the compiler itself.
     """
-    return predict_program(open_jaxpr(jax.make_jaxpr(fun)(*args))[0])
-
-
-def predict_program(jaxpr: Jaxpr) -> Prediction:
-    """The same for a jaxpr."""
+    jaxpr, _ = open_jaxpr(jax.make_jaxpr(fun)(*args))
     found = peak(flatten(jaxpr), this_compiler())
     return Prediction(
         argument_bytes=sum(aval_size(v.aval)[2] for v in jaxpr.invars),

@@ -27,7 +27,7 @@ from autoremat._compat import (
 R = TypeVar("R")
 
 # Calls without a meaning of their own: a planner looks through them.
-_CALLS = {
+PLAIN_CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
@@ -48,7 +48,7 @@ OWN_DERIVATIVES = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jax
 CHECKPOINTS = {"remat2": "jaxpr", "checkpoint": "jaxpr", "autoremat_checkpoint": "jaxpr"}
 
 
-def called_jaxpr(eqn: JaxprEqn, calls: Mapping[str, str] = _CALLS) -> Any | None:
+def called_jaxpr(eqn: JaxprEqn, calls: Mapping[str, str] = PLAIN_CALLS) -> Any | None:
     """The jaxpr that a plain call runs, or `None` if the equation is not a call that may be inlined.
 
     A `jit` with shardings or layouts of its own says something to the compiler, so it stays. So does a checkpoint that
@@ -81,7 +81,7 @@ class _Inliner:
     `hoist` says what to do with a call that holds constants: hoist them, or leave the call as it is.
     """
 
-    def __init__(self, calls: Mapping[str, str] = _CALLS, hoist: bool = True) -> None:
+    def __init__(self, calls: Mapping[str, str] = PLAIN_CALLS, hoist: bool = True) -> None:
         self.calls = calls
         self.hoist = hoist
         self.eqns: list[JaxprEqn] = []
@@ -130,7 +130,7 @@ def inline_calls(
     `jaxpr: a -> b` becomes `(consts, a) -> b`; a jaxpr without calls comes back as it is. `dissolve_checkpoints` treats
     checkpoints as plain calls, too, `dissolve_derivatives` functions with derivatives of their own.
     """
-    calls = _CALLS | (CHECKPOINTS if dissolve_checkpoints else {})
+    calls = PLAIN_CALLS | (CHECKPOINTS if dissolve_checkpoints else {})
     calls |= OWN_DERIVATIVES if dissolve_derivatives else {}
     if not any(called_jaxpr(e, calls) is not None for e in jaxpr.eqns):
         return jaxpr, []
@@ -145,7 +145,7 @@ def inline_body(jaxpr: Jaxpr, *, dissolve_derivatives: bool = False) -> Jaxpr:
 
     `dissolve_derivatives` as in `inline_calls`.
     """
-    inliner = _Inliner(_CALLS | (OWN_DERIVATIVES if dissolve_derivatives else {}), hoist=False)
+    inliner = _Inliner(PLAIN_CALLS | (OWN_DERIVATIVES if dissolve_derivatives else {}), hoist=False)
     outs = inliner.run(jaxpr, {}, False)
     return new_jaxpr(jaxpr.invars, outs, inliner.eqns, jaxpr)
 
