@@ -221,6 +221,17 @@ def test_shard_map_that_checks_varying_axes() -> None:
     jax.make_jaxpr(jax.grad(_loss(_shard_map(vmapped)), (0, 1)))(*arguments(132)[:2])
 
 
+def test_shard_map_whose_predicate_is_batched_later() -> None:
+    """A branch with a call on what does not vary, under a predicate that does, batched after it was split."""
+    condition = ("cond", 0, 0, 3, ((("select", 0, 0, 0, ()), ("unary", 0, 0, 0, ())), (("gather", 0, 0, 4, ()),)))
+    integers = ("cond", 3, 4, 0, ((("integers", 2, 0, 5, ()),), (("booleans", 0, 2, 5, ()),)))
+    program = (("unary", 0, 0, 0, ()), ("scan", 0, 0, 0, ((condition, integers),)))
+    policies = Policy("save_only_these_names", ("c",)), Policy("save_only_these_names", ("a",))
+    stack = ("shard_map", "grad", "vmap")
+    run = stacked(without_reverse_rules(program), stack, *policies, OURS)
+    jax.make_jaxpr(run)(*arguments(267)[:2])
+
+
 def test_what_fusion_gets_wrong() -> None:
     """A program that differs under `jit` without any checkpoint: compiled without fusion, it is as run by operation."""
     scans = (
