@@ -223,9 +223,16 @@ def test_shard_map_that_checks_varying_axes() -> None:
 
 def test_shard_map_whose_predicate_is_batched_later() -> None:
     """A branch with a call on what does not vary, under a predicate that does, batched after it was split."""
-    condition = ("cond", 0, 0, 3, ((("select", 0, 0, 0, ()), ("unary", 0, 0, 0, ())), (("gather", 0, 0, 4, ()),)))
-    integers = ("cond", 3, 4, 0, ((("integers", 2, 0, 5, ()),), (("booleans", 0, 2, 5, ()),)))
-    program = (("unary", 0, 0, 0, ()), ("scan", 0, 0, 0, ((condition, integers),)))
+    first = (
+        (("select", 0, 0, 0, ()), ("unary", 0, 0, 0, ()), ("unary", 0, 0, 0, ())),
+        (("gather", 0, 0, 4, ()),),
+    )
+    second = (
+        (("integers", 2, 0, 5, ()), ("named", 4, 2, 4, ()), ("stopped", 4, 2, 1, ())),
+        (("booleans", 0, 2, 5, ()),),
+    )
+    body = (("cond", 0, 0, 3, first), ("cond", 3, 4, 0, second))
+    program = (("unary", 0, 0, 0, ()), ("scan", 0, 0, 0, (body,)))
     policies = Policy("save_only_these_names", ("c",)), Policy("save_only_these_names", ("a",))
     stack = ("shard_map", "grad", "vmap")
     run = stacked(without_reverse_rules(program), stack, *policies, OURS)
