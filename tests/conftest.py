@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")  # for shardings, shard_map and collectives
 os.environ.setdefault("KERAS_BACKEND", "jax")
+os.environ.setdefault("AUTOREMAT_CACHE", "off")  # what a test compiles, it compiles
 
 # No deadline: the first example of a test compiles. Not derandomized: every run looks at new examples, and
 # says by which seed to see them again.

@@ -1,7 +1,7 @@
 """The layers of autoremat, kept.
 
     graph <- cost <- solve <- plan <- cli      graph (its tracer aside), cost, solve and report know no JAX
-    transform, storage, measure, predict       JAX lives here, and behind one file, _compat.py
+    transform, storage, target, measure, predict   JAX lives here, and behind one file, _compat.py
     report                                     views of plain data: plan shows a plan with it, cli everything
 
 The tables below say the same to the test.
@@ -30,17 +30,29 @@ LAYERS: dict[str, set[str]] = {
     "solve": {"graph", "cost"},
     "storage": set(),
     "transform": {"graph", "cost", "solve", "storage"},
-    "measure": {"graph", "cost"},
-    "predict": {"graph", "cost", "solve", "transform"},
-    "plan": {"graph", "cost", "solve", "storage", "transform", "measure", "predict", "report"},
+    "target": {"cost"},
+    "measure": {"graph", "cost", "target"},
+    "predict": {"graph", "cost", "solve", "transform", "target"},
+    "plan": {"graph", "cost", "solve", "storage", "transform", "target", "measure", "predict", "report"},
     "report": {"graph", "cost", "solve"},
-    "cli": {"graph", "cost", "solve", "storage", "transform", "measure", "predict", "plan", "report"},
+    "cli": {
+        "graph",
+        "cost",
+        "solve",
+        "storage",
+        "transform",
+        "target",
+        "measure",
+        "predict",
+        "plan",
+        "report",
+    },
 }
 # The files beside the folders. All others, __init__.py among them, are the public surface: "autoremat".
 FILES = {"_errors", "_compat"}
 MAY_USE = {
     "_errors": set(LAYERS) | {"_compat"},
-    "_compat": {"transform", "measure", "predict", "plan"},
+    "_compat": {"transform", "target", "measure", "predict", "plan"},
     "autoremat": {"cli"},
 }
 WITHOUT_JAX = {"graph", "cost", "solve", "report"}

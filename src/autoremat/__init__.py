@@ -29,6 +29,10 @@ from autoremat.plan import frontier as frontier
 from autoremat.plan import plan as plan
 from autoremat.predict import Prediction as Prediction
 from autoremat.predict import predict as predict
+from autoremat.target import Target as Target
+from autoremat.target import TargetInfo as TargetInfo
+from autoremat.target import resolve as target
+from autoremat.target import targets as targets
 from autoremat.transform import Equation as Equation
 from autoremat.transform import Residual as Residual
 from autoremat.transform import Residuals as Residuals
@@ -66,7 +70,9 @@ __all__ = [
     "Prediction",
     "Residual",
     "Residuals",
+    "Target",
     "TargetError",
+    "TargetInfo",
     "UnknownPrimitiveWarning",
     "UnmatchedNameWarning",
     "checkpoint",
@@ -82,4 +88,6 @@ __all__ = [
     "remat",
     "saved_residuals",
     "scan",
+    "target",
+    "targets",
 ]

@@ -21,6 +21,7 @@ from jax._src import shard_map as _shard_map
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util as _source_info_util
 from jax._src import tree_util as _tree_util
+from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
@@ -597,3 +598,13 @@ def argument_names(fun: Callable[..., Any], args: Any, kwargs: Any) -> Sequence[
     """The names of the flat arguments, as JAX's reports give them: `x`, `params['w']`."""
     names = _api_util.debug_info("saved_residuals", fun, args, kwargs).arg_names
     return names or ()
+
+
+def backends_are_initialized() -> bool:
+    """Whether JAX has started its backends, after which the choice of platforms is fixed."""
+    return _xla_bridge.backends_are_initialized()
+
+
+def chosen_platforms() -> str | None:
+    """The platforms that JAX was told to start, by `JAX_PLATFORMS` or its configuration."""
+    return jax.config.jax_platforms

@@ -219,7 +219,7 @@ def test_random_bits_that_may_not_be_drawn_twice_are_kept() -> None:
 def plans_as_written(fun: Callable[..., Any]) -> Iterator[tuple[int, int]]:
     """Bytes at the peak and picoseconds of recomputation of plans of all partitions, each run in program order."""
     traced = trace(fun, arguments(), (0,))
-    for variant in build_variants(traced, CPU):
+    for variant in build_variants(traced, CPU, ("dependence", "barrier")):
         program, states = variant.path.program, variant.path.states
         for state in states[:: max(1, len(states) // 6)]:
             written = planned_function(traced, decide(program, state, "barrier"))

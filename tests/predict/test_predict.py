@@ -24,7 +24,7 @@ from autoremat.predict import predict
 from autoremat.predict._flatten import flatten
 from autoremat.predict._fuse import kernels
 from autoremat.predict._order import depth_first
-from autoremat.predict._predict import this_compiler
+from autoremat.predict._predict import compiler_for
 from support.programs import Program, arguments, as_function, programs
 
 KEY = jax.random.key(0)
@@ -104,7 +104,7 @@ def test_peak(model: str, wrap: str) -> None:
         pytest.approx(use.output_bytes, rel=0.01),
     )
     # A compiler that drops barriers merges some reruns with what they repeat, by rules of which not all are modeled.
-    rel = 0.15 if this_compiler().keeps_barriers or model != "attention" else 0.4
+    rel = 0.15 if compiler_for("cpu").keeps_barriers or model != "attention" else 0.4
     assert found.peak_bytes == pytest.approx(use.peak_bytes, rel=rel)
     assert found.temp_bytes == max(m.nbytes for m in found.timeline) == found.at.nbytes
 
@@ -126,7 +126,7 @@ def test_order(wrap: str) -> None:
     gradient = jax.value_and_grad(loss)
     theirs = product_bytes(compiled(gradient, args)[1])
     program = flatten(open_jaxpr(jax.make_jaxpr(gradient)(*args))[0])
-    made = kernels(program, this_compiler())
+    made = kernels(program, compiler_for("cpu"))
     ran = [made.instructions[i] for i in depth_first(made)]
     ours = [made.nbytes[k.outputs[0]] for k in ran if k.primitive == "dot_general"]
     assert len(ours) >= 3 * 2 * len(args[0]) - 1

@@ -13,6 +13,7 @@ from autoremat.report import TerminalProgress
 class Use(NamedTuple):
     peak_bytes: int = 278_777_932
     seconds: float = 3.38
+    cached: bool = False
 
 
 def test_a_log_gets_finished_lines_only():
@@ -32,6 +33,13 @@ def test_a_long_name_goes_on_below():
         "Compiled  265.9 MiB   3.4 s  plan 42 of 68, one stage a unit, loop bodies in two",
         "                             stages, dependence",
     ]
+
+
+def test_what_was_compiled_before_took_no_time():
+    file = io.StringIO()
+    with TerminalProgress(file) as progress:
+        progress.compiled("plan 3 of 9", Use(cached=True))
+    assert file.getvalue() == "Known     265.9 MiB          plan 3 of 9\n"
 
 
 def test_a_terminal_sees_what_is_compiled(monkeypatch: pytest.MonkeyPatch):

@@ -19,6 +19,7 @@ from autoremat.cli._errors import EXIT_CODES, INTERRUPTED, OK, UNEXPECTED, error
 from autoremat.cli._frontier import frontier_command
 from autoremat.cli._plan import plan_command
 from autoremat.cli._residuals import residuals_command
+from autoremat.cli._targets import targets_command
 from autoremat.report import to_json
 
 
@@ -35,7 +36,7 @@ def group() -> None:
     """
 
 
-for command in (plan_command, residuals_command, frontier_command, demo_command):
+for command in (plan_command, residuals_command, frontier_command, targets_command, demo_command):
     group.add_command(command)
     command.epilog = EXIT_CODES
 

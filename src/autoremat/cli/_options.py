@@ -17,7 +17,9 @@ json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object, nothing else, to stdout."
 )
 target_option = click.option(
-    "--target", metavar="NAME", help="Where it will run; left out, this machine's backend."
+    "--target",
+    metavar="NAME",
+    help="Where it will run, such as tpu:v5e or gpu:h100 (see `autoremat targets`); left out, this machine's backend.",
 )
 
 

@@ -1,11 +1,13 @@
 """Compile a function for shapes and read the compiler's memory analysis. Nothing is executed.
 
-On CPU the compiler's peak field is arguments plus outputs, so the peak is made from the parts:
-arguments + outputs + temporaries - aliases.
+On CPU the compiler's peak field is arguments plus outputs, and on GPU it leaves out what is lost between buffers, so there the peak
+is made from the parts: arguments + outputs + temporaries - aliases. The TPU compiler's peak is what it compares with the memory of
+the device, and is taken as it is; its temporaries may be more.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +15,10 @@ from typing import Any
 
 import jax
 
-from autoremat._errors import CompileError, TargetError
+from autoremat._errors import CompileError
+from autoremat.measure._cache import cached_use, store_use
+from autoremat.measure._lower import abstract, lower, nbytes, place
+from autoremat.target import Target, resolve
 
 MEMORY_SCHEDULER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
@@ -24,7 +29,9 @@ class MemoryUse:
 
     `peak_bytes` bounds what is alive at any time: arguments, outputs and temporaries, less the outputs that share memory with
     donated arguments. `seconds` is how long the compiler took. `flops` is the compiler's own count, which counts the body
-    of a loop once, or `None` where it gives none.
+    of a loop once, or `None` where it gives none. `fits` is false where the compiler refused the program because it needs more than
+    the device has: then the peak is the one that it named, to two decimals, and the temporaries are what it leaves. `cached`: read
+    from an earlier compilation of the same program, on disk.
     """
 
     argument_bytes: int
@@ -34,10 +41,12 @@ class MemoryUse:
     peak_bytes: int
     seconds: float
     flops: float | None = None
+    fits: bool = True
+    cached: bool = False
 
     @classmethod
-    def read(cls, compiled: Any, seconds: float) -> MemoryUse:
-        """From a compiled program. Raises `CompileError` where the backend gives no analysis."""
+    def read(cls, compiled: Any, seconds: float, platform: str = "cpu") -> MemoryUse:
+        """From a program compiled for a platform. Raises `CompileError` where the backend gives no analysis."""
         analysis = compiled.memory_analysis()
         if analysis is None:
             raise CompileError(
@@ -47,12 +56,13 @@ class MemoryUse:
         outputs = int(analysis.output_size_in_bytes)
         temporaries = int(analysis.temp_size_in_bytes)
         aliases = int(analysis.alias_size_in_bytes)
+        parts = arguments + outputs + temporaries - aliases
         return cls(
             argument_bytes=arguments,
             output_bytes=outputs,
             temp_bytes=temporaries,
             alias_bytes=aliases,
-            peak_bytes=arguments + outputs + temporaries - aliases,
+            peak_bytes=int(analysis.peak_memory_in_bytes) if platform == "tpu" else parts,
             seconds=seconds,
             flops=_flops(compiled),
         )
@@ -74,29 +84,79 @@ def default_compiler_options(platform: str | None = None) -> dict[str, str]:
     return dict(MEMORY_SCHEDULER) if platform == "cpu" else {}
 
 
-def abstract(x: Any) -> Any:
-    """The shape of an array argument; anything else stays as it is."""
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return x
-    aval = jax.typeof(x)
-    sharding = getattr(x, "sharding", None) if isinstance(x, jax.Array) and len(x.devices()) > 1 else None
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
-
-
 def compile_memory(
-    fun: Callable[..., Any], *args: Any, compiler_options: Mapping[str, Any] | None = None, **jit_options: Any
+    fun: Callable[..., Any],
+    *args: Any,
+    target: Target | None = None,
+    compiler_options: Mapping[str, Any] | None = None,
+    **jit_options: Any,
 ) -> tuple[MemoryUse, Any]:
     """Compile `jit(fun)` for the shapes of `args`; returns its memory and the compiled program.
 
     Raises `CompileError` if the compiler fails or runs out of memory; the compiler's message is kept.
     """
+    where = resolve(target)
     start = time.perf_counter()
-    lowered = jax.jit(fun, **jit_options).lower(*jax.tree.map(abstract, args))
+    lowered = lower(fun, args, where, jit_options)
     try:
         compiled = lowered.compile(compiler_options=dict(compiler_options or {}))
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
         raise _explained(error) from error
-    return MemoryUse.read(compiled, time.perf_counter() - start), compiled
+    return MemoryUse.read(compiled, time.perf_counter() - start, where.platform), compiled
+
+
+def memory_of(
+    fun: Callable[..., Any],
+    *args: Any,
+    target: Target,
+    compiler_options: Mapping[str, Any],
+    **jit_options: Any,
+) -> MemoryUse:
+    """The memory of `jit(fun)` alone: of a program that was compiled before, in any process, it is read from disk.
+
+    A program that the compiler refuses for the memory that it names has that as its peak, and does not fit. Raises `CompileError` if
+    the compiler fails otherwise.
+    """
+    start = time.perf_counter()
+    lowered = lower(fun, args, target, jit_options)
+    key, known = cached_use(MemoryUse, lowered, target, compiler_options)
+    if known is not None:
+        return known
+    try:
+        compiled = lowered.compile(compiler_options=dict(compiler_options))
+        use = MemoryUse.read(compiled, time.perf_counter() - start, target.platform)
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        refused = _refused(error, args, lowered, target, time.perf_counter() - start)
+        if refused is None:
+            raise _explained(error) from error
+        use = refused
+    store_use(key, use)
+    return use
+
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_NEEDED = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available|Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm")
+
+
+def _refused(
+    error: BaseException, args: Any, lowered: Any, target: Target, seconds: float
+) -> MemoryUse | None:
+    """What a compiler says that a program needs which does not fit its device; `None` if it says no such thing."""
+    found = _NEEDED.search(str(error)) if "RESOURCE_EXHAUSTED" in str(error) else None
+    if found is None:
+        return None
+    number, unit = (found[1], found[2]) if found[1] else (found[3], found[4])
+    peak = int(float(number) * _UNITS[unit])
+    arguments, outputs = nbytes(place(jax.tree.map(abstract, args), target)), nbytes(lowered.out_info)
+    return MemoryUse(
+        argument_bytes=arguments,
+        output_bytes=outputs,
+        temp_bytes=max(0, peak - arguments - outputs),
+        alias_bytes=0,
+        peak_bytes=peak,
+        seconds=seconds,
+        fits=False,
+    )
 
 
 def _explained(error: BaseException) -> CompileError:
@@ -113,27 +173,17 @@ def _explained(error: BaseException) -> CompileError:
 def measure(
     fun: Callable[..., Any],
     *args: Any,
-    target: str | None = None,
+    target: str | Target | None = None,
     compiler_options: Mapping[str, Any] | None = None,
 ) -> MemoryUse:
     """Compile `jit(fun)` for the shapes of `args` and return the bytes that it needs, without executing it.
 
     **Arguments:** `fun` is any JAX function; wrap it in `jax.value_and_grad` to measure a gradient. `args` are arrays or
-    `jax.ShapeDtypeStruct`s. `compiler_options` are those of `jax.jit`; left out, the memory-minimizing scheduler on CPU.
+    `jax.ShapeDtypeStruct`s. `target` is where it would run, such as `"tpu:v5e"` (see `autoremat.targets`); left out, this machine's
+    backend. `compiler_options` are those of `jax.jit`; left out, the memory-minimizing scheduler on CPU.
 
-    **Raises:** `CompileError` if the compiler fails; `TargetError` for a target that is not there.
+    **Raises:** `CompileError` if the compiler fails; `TargetError` for a target that is unknown, or whose compiler is missing.
     """
-    check_target(target)
-    options = default_compiler_options() if compiler_options is None else compiler_options
-    return compile_memory(fun, *args, compiler_options=options)[0]
-
-
-def check_target(target: str | None) -> str:
-    """The name of the target to compile for. Only this machine's backend can be one so far."""
-    here = jax.default_backend()
-    if target is None or target == here:
-        return here
-    raise TargetError(
-        f"target {target!r} is not there: this machine compiles for {here!r} only. Cheapest fix: leave `target` out, or "
-        f"run where JAX sees the device."
-    )
+    where = resolve(target)
+    options = default_compiler_options(where.platform) if compiler_options is None else compiler_options
+    return memory_of(fun, *args, target=where, compiler_options=options)

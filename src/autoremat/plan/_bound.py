@@ -65,8 +65,7 @@ from autoremat.cost import Device, graph_costs, is_fusible, op_cost
 from autoremat.cost._names import KERNEL
 from autoremat.graph import Graph, Op
 from autoremat.graph._trace import inner_jaxprs, trace_graph
-from autoremat.measure import MemoryUse
-from autoremat.measure._memory import abstract
+from autoremat.measure import MemoryUse, abstract
 from autoremat.plan._turn import find_turns
 from autoremat.solve import LowerBound, Part, Problem
 from autoremat.transform._jaxpr import (

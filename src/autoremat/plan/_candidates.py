@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax
 
 from autoremat._compat import Jaxpr, eval_jaxpr
-from autoremat.cost import Device, device_for_backend
-from autoremat.measure import MemoryUse, compile_memory
-from autoremat.measure._memory import abstract
+from autoremat.cost import Device
+from autoremat.measure import MemoryUse, abstract, memory_of
 from autoremat.plan._bound import Relaxation, relax
 from autoremat.plan._path import Path, build_path
 from autoremat.plan._rewrite import Decisions, decide, rewrite
 from autoremat.plan._stages import Builder, Program, Stage, partitions
 from autoremat.plan._trace import Traced
 from autoremat.predict import predict
+from autoremat.target import Target
 
 
 class Progress(Protocol):
@@ -93,7 +93,7 @@ class Candidates:
     argnums: tuple[int, ...]
     scalar_argnum: bool
     has_aux: bool
-    target: str
+    target: Target
     options: dict[str, Any]
     progress: Progress
     record: Record = field(init=False)
@@ -104,7 +104,7 @@ class Candidates:
             self.traced.fingerprint,
             self.argnums,
             self.has_aux,
-            self.target,
+            self.target.name,
             tuple(sorted(self.options.items())),
             jax.config.read("jax_enable_x64"),
         )
@@ -113,7 +113,7 @@ class Candidates:
     @property
     def device(self) -> Device:
         """The device whose rates price recomputation."""
-        return device_for_backend(self.target)
+        return self.target.device
 
     def variants(self) -> Iterator[Variant]:
         """The candidate ways to stage the program, the most promising first; each is built when it is asked for."""
@@ -126,7 +126,7 @@ class Candidates:
         """The variant of this number, or `None` if there are not so many."""
         start = time.perf_counter()
         if self.record.source is None:
-            self.record.source = build_variants(self.traced, self.device)
+            self.record.source = build_variants(self.traced, self.device, FENCES[self.target.platform])
         while len(self.record.variants) <= number and (found := next(self.record.source, None)) is not None:
             self.record.variants.append(found)
         self.record.seconds += time.perf_counter() - start
@@ -170,7 +170,7 @@ class Candidates:
             nbytes, cost, flops = state.nbytes, state.cost, state.flops
             what = f"plan {index} of {len(chosen.path.states) - 1}, {chosen.name}, {chosen.fence}"
         self.progress.compiling(what)
-        use = self.compile(self.decisions(variant, index))[0]
+        use = self.compile(self.decisions(variant, index))
         self.progress.compiled(what, use)
         return Measured(variant, index, nbytes, cost, flops, use)
 
@@ -181,14 +181,14 @@ class Candidates:
             start = time.perf_counter()
             gradient = self._gradient(planned_function(self.traced, self.decisions(*key)))
             shapes = jax.tree.map(abstract, self.args)
-            self.record.predicted[key] = predict(gradient, *shapes).peak_bytes
+            self.record.predicted[key] = predict(gradient, *shapes, target=self.target).peak_bytes
             self.record.seconds += time.perf_counter() - start
         return self.record.predicted[key]
 
-    def compile(self, decisions: Decisions) -> tuple[MemoryUse, Any]:
+    def compile(self, decisions: Decisions) -> MemoryUse:
         """Compile `value_and_grad` of the function with decisions written in."""
         gradient = self._gradient(planned_function(self.traced, decisions))
-        return compile_memory(gradient, *self.args, compiler_options=self.options)
+        return memory_of(gradient, *self.args, target=self.target, compiler_options=self.options)
 
     def _gradient(self, fun: Callable[..., Any]) -> Callable[..., Any]:
         argnums = self.argnums[0] if self.scalar_argnum else self.argnums
@@ -212,7 +212,14 @@ def evaluate_with(program: Jaxpr, constants: tuple[Any, ...], out_tree: Any, nam
     return planned
 
 
-def build_variants(traced: Traced, on: Device) -> Iterator[Variant]:
+FENCES = {"cpu": ("dependence", "barrier"), "tpu": ("barrier",), "cuda": ("barrier",), "rocm": ("barrier",)}
+"""Of each platform the kinds of fences that are tried (see `transform._fence`), the most promising first.
+
+XLA for CPUs drops barriers before it schedules; those for accelerators do not, and take several times as long over dependences.
+"""
+
+
+def build_variants(traced: Traced, on: Device, fences: Sequence[str]) -> Iterator[Variant]:
     """Cut the program into stages in each promising way, solve the stages, and order the plans."""
     builder = Builder(on)
     active = set(traced.differentiated)
@@ -229,20 +236,20 @@ def build_variants(traced: Traced, on: Device) -> Iterator[Variant]:
             first = not seen
             seen.add(shape)
             label = f"{name}, loop bodies in two stages" if halve else name
-            yield from _fenced(label, program, both=first)
+            yield from _fenced(label, program, fences if first else fences[:1])
             if first:
                 builder.free_views = True
                 program, _ = builder.program(traced.jaxpr, spans, active, free, 1, "")
                 builder.free_views = False
-                yield from _fenced(f"{label}, views for nothing", program, both=True)
+                yield from _fenced(f"{label}, views for nothing", program, fences)
 
 
-def _fenced(label: str, program: Program, *, both: bool) -> Iterator[Variant]:
-    """The variants of a staged program: with `both`, a barrier is tried as well where fences matter."""
+def _fenced(label: str, program: Program, fences: Sequence[str]) -> Iterator[Variant]:
+    """The variants of a staged program: with the first kind of fence, and with the others where fences matter."""
     path = build_path(program)
-    yield Variant(label, "dependence", path)
-    if both and _fences_matter(program):
-        yield Variant(label, "barrier", path)
+    for number, fence in enumerate(fences):
+        if number == 0 or _fences_matter(program):
+            yield Variant(label, fence, path)
 
 
 def _fences_matter(program: Program) -> bool:

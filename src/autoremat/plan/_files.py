@@ -26,7 +26,7 @@ from autoremat.measure import environment, package_version
 from autoremat.plan._plan import Plan
 
 FORMAT = "autoremat plan"
-VERSION = 3
+VERSION = 4
 """Grows when an older reader could not understand a file, or a newer one would misread an old file."""
 
 _HEADER = ("format", "version", "autoremat", "plan", "checksum")

@@ -12,9 +12,10 @@ from autoremat._compat import Jaxpr, JaxprEqn, eval_jaxpr, new_jaxpr, source_of
 from autoremat._errors import CompileError
 from autoremat.cost import is_fusible
 from autoremat.graph._trace import aval_size
-from autoremat.measure import compile_memory
+from autoremat.measure import memory_of
 from autoremat.plan._candidates import Candidates, planned_function
 from autoremat.plan._rewrite import Decisions
+from autoremat.target import Target
 from autoremat.transform._jaxpr import is_var, subjaxprs
 
 TRIED = 4
@@ -54,7 +55,7 @@ def name_floor(candidates: Candidates, decisions: Decisions) -> FloorOp:
     )
     best = FloorOp("", "", "", 0)
     for eqn in _largest(program.jaxpr.eqns):
-        peak = compiled_alone(eqn, candidates.traced.jaxpr, candidates.options)
+        peak = compiled_alone(eqn, candidates.traced.jaxpr, candidates.target, candidates.options)
         if peak > best.peak_bytes:
             shapes = ", ".join(v.aval.str_short(short_dtypes=True) for v in eqn.invars)
             best = FloorOp(eqn.primitive.name, f"({shapes})", source_of(eqn), peak)
@@ -109,14 +110,15 @@ def _is_fence(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name == "dynamic_update_slice" and eqn.invars[1].aval.size == 1
 
 
-def compiled_alone(eqn: JaxprEqn, like: Jaxpr, options: dict[str, Any]) -> int:
+def compiled_alone(eqn: JaxprEqn, like: Jaxpr, target: Target, options: dict[str, Any]) -> int:
     """The compiled peak of one operation in bytes, its operands included; 0 if it does not compile by itself."""
     invars = list({v: None for v in eqn.invars if is_var(v)})
     jaxpr = new_jaxpr(invars, eqn.outvars, [eqn], like)
     try:
-        use, _ = compile_memory(
+        use = memory_of(
             lambda *xs: eval_jaxpr(jaxpr, *xs),
             *(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in invars),
+            target=target,
             compiler_options=options,
         )
     except (CompileError, TypeError, ValueError):

@@ -6,19 +6,19 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autoremat._errors import CompileError, InfeasibleBudgetError, PlanMismatchError
+from autoremat._errors import BudgetError, CompileError, InfeasibleBudgetError, PlanMismatchError
 from autoremat.graph import Graph
 from autoremat.measure import MemoryUse, default_compiler_options, environment
-from autoremat.measure._memory import check_target
 from autoremat.plan._bound import Relaxation, room
 from autoremat.plan._candidates import Candidates, Measured, Progress, planned_function
 from autoremat.plan._floor import name_floor
 from autoremat.plan._rewrite import Decisions, LoopBlock, blocks, nested_blocks
 from autoremat.plan._search import MAX_COMPILES, Search
 from autoremat.plan._trace import argnum_tuple, check_differentiable, trace
+from autoremat.target import Target, resolve
 from autoremat.transform._planned import Budget, parse_budget
 
 BASELINE = (0, -1)
@@ -215,7 +215,7 @@ def plan(
     budget: int | str,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
-    target: str | None = None,
+    target: str | Target | None = None,
     compiler_options: Mapping[str, Any] | None = None,
     effort: str = "balanced",
     progress: Progress | None = None,
@@ -231,7 +231,8 @@ def plan(
     - `budget`: bytes of compiled peak on one device for `jax.value_and_grad(fun)`, arguments and outputs included: an int,
         a string such as `"12GiB"`, or a share such as `"50%"` of the peak without any recomputation.
     - `argnums`, `has_aux`: as in `jax.grad`.
-    - `target`: where it will run; left out, this machine's backend.
+    - `target`: where it will run, such as `"tpu:v5e"` or `"gpu:h100"` (see `autoremat.targets`); left out, this machine's backend. A
+        device that is elsewhere needs its compiler here, nothing else.
     - `compiler_options`: as in `jax.jit`. Left out: on CPU the memory-minimizing scheduler, elsewhere none. They are
         stored in the plan.
     - `effort`: `"fast"` tries one way to cut the program into stages and compiles few plans, `"balanced"` all promising ways;
@@ -253,11 +254,22 @@ def plan(
     before = set(candidates.record.measured)
     baseline = _baseline(candidates, wanted)
     limit = wanted.resolve(baseline.use.peak_bytes if baseline else 0)
+    _check_memory(candidates.target, limit)
     search = Search(candidates, limit, effort)
     chosen = search.run()
     if chosen is None:
         raise _infeasible(candidates, search, limit)
     return _to_plan(candidates, chosen, baseline, limit, before, search)
+
+
+def _check_memory(target: Target, limit: int) -> None:
+    """Raise `BudgetError` where a budget is beyond what a device that is elsewhere has; of this machine the table knows no memory."""
+    memory = target.device.memory_bytes
+    if not target.attached and limit > memory:
+        raise BudgetError(
+            f"`autoremat.plan(budget=...)`: got {limit:,} bytes, but a {target.device.name} has {memory:,}. Cheapest fix: a budget of at "
+            "most that, or a larger device."
+        )
 
 
 def _baseline(candidates: Candidates, budget: Budget) -> Measured | None:
@@ -281,19 +293,19 @@ def prepare(
     args: tuple[Any, ...],
     argnums: int | Sequence[int],
     has_aux: bool,
-    target: str | None,
+    target: str | Target | None,
     compiler_options: Mapping[str, Any] | None,
     progress: Progress | None,
 ) -> Candidates:
     """Trace and check the function; nothing is compiled yet."""
-    name = check_target(target)
+    where = resolve(target)
     chosen = argnum_tuple(argnums, len(args))
     start = time.perf_counter()
     traced = trace(fun, args, chosen)
     check_differentiable(traced, args, chosen, has_aux)
-    options = default_compiler_options(name) if compiler_options is None else dict(compiler_options)
+    options = default_compiler_options(where.platform) if compiler_options is None else dict(compiler_options)
     candidates = Candidates(
-        traced, args, chosen, isinstance(argnums, int), has_aux, name, options, progress or Silent()
+        traced, args, chosen, isinstance(argnums, int), has_aux, where, options, progress or Silent()
     )
     candidates.trace_seconds = time.perf_counter() - start
     return candidates
@@ -310,19 +322,19 @@ def _to_plan(
     from autoremat.cost import graph_flops
 
     traced, record = candidates.traced, candidates.record
-    new = [m for key, m in record.measured.items() if key not in before]
+    new = [m for key, m in record.measured.items() if key not in before and not m.use.cached]
     return Plan(
         function=traced.name,
         fingerprint=traced.fingerprint,
         argnums=candidates.argnums,
         has_aux=candidates.has_aux,
-        target=candidates.target,
+        target=candidates.target.name,
         compiler_options=candidates.options,
         budget_bytes=limit,
         peak_bytes=chosen.use.peak_bytes,
         predicted_bytes=candidates.predicted(chosen.variant, chosen.index),
         unplanned_bytes=baseline.use.peak_bytes if baseline else None,
-        memory=chosen.use,
+        memory=replace(chosen.use, cached=False),
         kept_bytes=chosen.nbytes,
         recompute_flops=chosen.flops,
         forward_flops=graph_flops(traced.graph),
@@ -334,10 +346,10 @@ def _to_plan(
         compiles=len(new),
         grouping="as it is" if chosen.index < 0 else candidates.record.variants[chosen.variant].name,
         decisions=candidates.decisions(chosen.variant, chosen.index),
-        notes=(*_notes(chosen, baseline, traced.dissolved), *_unfinished(search)),
+        notes=(*_notes(chosen, baseline, traced.dissolved, candidates.target), *_unfinished(search)),
         arguments=argument_types(traced.graph),
         operations=tuple(op.primitive for op in traced.graph.ops),
-        environment=environment(),
+        environment=environment() | {"compiler": candidates.target.compiler},
     )
 
 
@@ -350,13 +362,18 @@ def _bound(relaxation: Relaxation, chosen: Measured, limit: int) -> int | float:
     return least if least <= chosen.cost else 0
 
 
-def _notes(chosen: Measured, baseline: Measured | None, dissolved: int) -> Iterator[str]:
+def _notes(chosen: Measured, baseline: Measured | None, dissolved: int, target: Target) -> Iterator[str]:
     if dissolved:
         yield f"The function holds {dissolved} checkpoint(s) already; the plan replaces them."
     if baseline is None:
         yield "Without recomputation the compiler itself runs out of memory, so there is no peak to compare with."
         return
     use = baseline.use
+    if not use.fits:
+        yield (
+            f"Without recomputation the program does not fit {target.name}: its compiler refuses it, and says that it needs "
+            f"{use.peak_bytes:,} bytes."
+        )
     fixed = use.argument_bytes + use.output_bytes - use.alias_bytes
     if chosen.index < 0:
         yield "The function meets the budget as it is: nothing is recomputed."
@@ -449,7 +466,7 @@ def frontier(
     *args: Any,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
-    target: str | None = None,
+    target: str | Target | None = None,
     compiler_options: Mapping[str, Any] | None = None,
     compiled: int = 0,
     progress: Progress | None = None,
@@ -466,7 +483,7 @@ def frontier(
     if first is None:
         return Frontier(
             function=candidates.traced.name,
-            target=candidates.target,
+            target=candidates.target.name,
             unplanned_bytes=None,
             points=(),
             grouping="",
@@ -491,7 +508,7 @@ def frontier(
     )
     return Frontier(
         function=candidates.traced.name,
-        target=candidates.target,
+        target=candidates.target.name,
         unplanned_bytes=unplanned,
         points=points,
         grouping=name,

@@ -69,7 +69,7 @@ class Search:
 
     def fits(self, m: Measured) -> bool:
         """Whether a compiled plan meets the budget."""
-        return m.use.peak_bytes <= self.budget
+        return m.use.fits and m.use.peak_bytes <= self.budget
 
     def best(self) -> Measured | None:
         """The plan with the least recomputation among all compiled ones that fit; ties by the lower peak."""

@@ -25,3 +25,6 @@ XLA_CPU = Compiler(name="XLA for CPUs", library_reductions=True)
 
 XLA_CPU_0_10 = Compiler(name="XLA for CPUs, JAX 0.10", keeps_barriers=False, library_reductions=True)
 """Up to JAX 0.10."""
+
+XLA_ACCELERATOR = Compiler(name="XLA for TPUs and GPUs")
+"""What is common to both: a first guess, which compilations correct."""

@@ -10,9 +10,10 @@ import jax
 
 from autoremat._compat import FUSES_INTO_READERS, open_jaxpr
 from autoremat.graph._trace import aval_size
-from autoremat.predict._compiler import XLA_CPU, XLA_CPU_0_10, Compiler
+from autoremat.predict._compiler import XLA_ACCELERATOR, XLA_CPU, XLA_CPU_0_10, Compiler
 from autoremat.predict._flatten import flatten
 from autoremat.predict._peak import Moment, peak
+from autoremat.target import Target, resolve
 from autoremat.transform._jaxpr import is_var
 
 
@@ -36,18 +37,18 @@ class Prediction:
         return self.argument_bytes + self.output_bytes + self.temp_bytes
 
 
-def predict(fun: Callable[..., Any], *args: Any) -> Prediction:
+def predict(fun: Callable[..., Any], *args: Any, target: str | Target | None = None) -> Prediction:
     """The memory that `jit(fun)` will need, from a model of the compiler; nothing is compiled.
 
     **Arguments:** `fun` is any JAX function; wrap it in `jax.value_and_grad` for a gradient. `args` are arrays or
-    `jax.ShapeDtypeStruct`s.
+    `jax.ShapeDtypeStruct`s. `target` is where it would run; left out, this machine's backend.
 
     The model knows the passes of XLA that matter to memory: which operations are fused, which are computed twice, in which order
     kernels run. It is that of XLA for CPUs with the memory-minimizing scheduler, the default of `autoremat.plan` there. It is no proof:
     `autoremat.measure` asks the compiler itself.
     """
     jaxpr, _ = open_jaxpr(jax.make_jaxpr(fun)(*args))
-    found = peak(flatten(jaxpr), this_compiler())
+    found = peak(flatten(jaxpr), compiler_for(resolve(target).platform))
     return Prediction(
         argument_bytes=sum(aval_size(v.aval)[2] for v in jaxpr.invars),
         output_bytes=sum(aval_size(v.aval)[2] for v in jaxpr.outvars if is_var(v)),
@@ -57,6 +58,8 @@ def predict(fun: Callable[..., Any], *args: Any) -> Prediction:
     )
 
 
-def this_compiler() -> Compiler:
-    """The model of the compiler that comes with the JAX installed."""
+def compiler_for(platform: str) -> Compiler:
+    """The model of the compiler for a platform that comes with the JAX installed."""
+    if platform != "cpu":
+        return XLA_ACCELERATOR
     return XLA_CPU_0_10 if FUSES_INTO_READERS else XLA_CPU

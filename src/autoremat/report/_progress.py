@@ -37,6 +37,11 @@ class Compiled(Protocol):
         """How long the compiler took."""
         ...
 
+    @property
+    def cached(self) -> bool:
+        """Whether an earlier compilation of the same program was read from disk instead."""
+        ...
+
 
 class TerminalProgress:
     """Progress for a person; a context manager, so that an error leaves the terminal as it was.
@@ -63,8 +68,9 @@ class TerminalProgress:
     def compiled(self, what: str, use: Compiled) -> None:
         """It ended: a line with its peak, how long it took, and what it was."""
         self.stop()
-        size, took = size_text(use.peak_bytes), seconds_text(use.seconds)
-        start = f"Compiled {size:>10} {took:>7}  "
+        size = size_text(use.peak_bytes)
+        verb, took = ("Known   ", "") if use.cached else ("Compiled", seconds_text(use.seconds))
+        start = f"{verb} {size:>10} {took:>7}  "
         lines = textwrap.wrap(what, max(20, self.console.width - len(start))) or [""]
         self.console.print(start + f"\n{' ' * len(start)}".join(lines), soft_wrap=True)
 
