@@ -15,8 +15,8 @@ import jax
 
 import autoremat as ar
 from autoremat._compat import DropVar, new_jaxpr, open_jaxpr
-from autoremat.plan._candidates import planned_function
 from autoremat.plan._plan import prepare
+from autoremat.plan._program import planned_function
 from autoremat.transform._jaxpr import is_var, subjaxprs
 
 AGAIN = "rematted_computation"

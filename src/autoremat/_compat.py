@@ -6,12 +6,15 @@ Each shim says for which versions it is, and when it can go. Supported: JAX 0.10
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import os
+import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 from jax import ad_checkpoint as _ad_checkpoint
+from jax._src import api as _api
 from jax._src import api_util as _api_util
 from jax._src import checkify as _checkify
 from jax._src import core as _core
@@ -608,3 +611,39 @@ def backends_are_initialized() -> bool:
 def chosen_platforms() -> str | None:
     """The platforms that JAX was told to start, by `JAX_PLATFORMS` or its configuration."""
     return jax.config.jax_platforms
+
+
+Through = Callable[[Callable[..., Any], tuple[Any, ...]], Callable[..., Any]]
+"""From a function that is about to be differentiated, and its primals, to the function that is differentiated instead."""
+
+_through: contextvars.ContextVar[Through | None] = contextvars.ContextVar("autoremat_gradients", default=None)
+_patching = threading.Lock()
+_patched = 0
+_own_vjp = _api.vjp
+
+
+def _vjp_through(fun: Callable[..., Any], *primals: Any, **options: Any) -> Any:
+    through = _through.get()
+    return _own_vjp(fun if through is None else through(fun, primals), *primals, **options)
+
+
+@contextlib.contextmanager
+def gradients_through(through: Through) -> Iterator[None]:
+    """While this is open, `jax.vjp`, and `jax.grad` and all that is made of it, differentiate what `through` returns.
+
+    In this thread only; in others, JAX's own function is called. Needed because no transformation of JAX sees a gradient inside the
+    function that it is applied to: what it sees is the derivative, taken already.
+    """
+    global _patched
+    token = _through.set(through)
+    with _patching:
+        _patched += 1
+        _api.vjp = jax.vjp = _vjp_through
+    try:
+        yield
+    finally:
+        _through.reset(token)
+        with _patching:
+            _patched -= 1
+            if not _patched:
+                _api.vjp = jax.vjp = _own_vjp

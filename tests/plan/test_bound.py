@@ -20,7 +20,8 @@ import autoremat as ar
 from autoremat.cost import device
 from autoremat.measure._flops import jaxpr_flops
 from autoremat.plan._bound import Relaxation, relax, room
-from autoremat.plan._candidates import build_variants, planned_function
+from autoremat.plan._candidates import build_variants
+from autoremat.plan._program import planned_function
 from autoremat.plan._rewrite import decide
 from autoremat.plan._trace import trace
 from support import programs

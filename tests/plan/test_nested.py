@@ -16,8 +16,9 @@ from jax import lax
 
 import autoremat as ar
 from autoremat.plan import _plan
-from autoremat.plan._candidates import Candidates, planned_function
+from autoremat.plan._candidates import Candidates
 from autoremat.plan._path import Path as PlanPath
+from autoremat.plan._program import planned_function
 from autoremat.plan._rewrite import nested_blocks
 from support.compare import assert_same
 

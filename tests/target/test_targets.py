@@ -169,7 +169,9 @@ def test_a_program_that_does_not_fit_its_device() -> None:
 
 @needs_tpu
 def test_a_budget_that_the_device_does_not_have() -> None:
-    with pytest.raises(ar.BudgetError, match=r"got 17,179,869,184 bytes, but a tpu:v5e has 16,911,433,728"):
+    with pytest.raises(
+        ar.BudgetError, match=r"got a budget of 17,179,869,184 bytes, but a tpu:v5e has 16,911,433,728"
+    ):
         ar.plan(mlp, *example(), budget="16GiB", target="tpu:v5e")
 
 

@@ -27,13 +27,13 @@ def abstract(x: Any) -> Any:
 def lower(
     fun: Callable[..., Any], args: tuple[Any, ...], target: Target, jit_options: Mapping[str, Any]
 ) -> Any:
-    """`jit(fun)` lowered for the shapes of `args` on a target, of which nothing need be there.
+    """`jit(fun)`, or `fun` if it can be lowered already, lowered for the shapes of `args` on a target, of which nothing need be there.
 
     Shardings over a mesh of other devices, or an abstract one, are moved to the devices of the target. Raises `TargetError` if it has
     not as many.
     """
     shapes = jax.tree.map(abstract, args)
-    jitted = jax.jit(fun, **jit_options)
+    jitted: Any = fun if hasattr(fun, "lower") and not jit_options else jax.jit(fun, **jit_options)
     if target.attached:
         return jitted.lower(*shapes)
     placed = place(shapes, target)

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax
 
-from autoremat._compat import Jaxpr, eval_jaxpr
 from autoremat.cost import Device
 from autoremat.measure import MemoryUse, abstract, memory_of
 from autoremat.plan._bound import Relaxation, relax
 from autoremat.plan._path import Path, build_path
-from autoremat.plan._rewrite import Decisions, decide, rewrite
-from autoremat.plan._stages import Builder, Program, Stage, partitions
+from autoremat.plan._program import Program
+from autoremat.plan._rewrite import Decisions, decide
+from autoremat.plan._stages import Builder, Stage, partitions
+from autoremat.plan._stages import Program as Staged
 from autoremat.plan._trace import Traced
 from autoremat.predict import predict
 from autoremat.target import Target
@@ -89,10 +90,7 @@ class Candidates:
     """Builds and compiles the candidate plans of a traced function."""
 
     traced: Traced
-    args: tuple[Any, ...]
-    argnums: tuple[int, ...]
-    scalar_argnum: bool
-    has_aux: bool
+    program: Program
     target: Target
     options: dict[str, Any]
     progress: Progress
@@ -102,8 +100,7 @@ class Candidates:
     def __post_init__(self) -> None:
         key = (
             self.traced.fingerprint,
-            self.argnums,
-            self.has_aux,
+            self.program.key,
             self.target.name,
             tuple(sorted(self.options.items())),
             jax.config.read("jax_enable_x64"),
@@ -143,8 +140,8 @@ class Candidates:
         """What bounds every plan from below, whatever its budget."""
         start = time.perf_counter()
         if self.record.relaxed is None:
-            gradient = self._gradient(planned_function(self.traced, ()))
-            self.record.relaxed = relax(gradient, self.args, self.device)
+            gradient, args = self.program.gradient()
+            self.record.relaxed = relax(gradient, args, self.device)
         self.record.seconds += time.perf_counter() - start
         return self.record.relaxed
 
@@ -179,37 +176,16 @@ class Candidates:
         key = (0, -1) if index < 0 else (variant, index)
         if key not in self.record.predicted:
             start = time.perf_counter()
-            gradient = self._gradient(planned_function(self.traced, self.decisions(*key)))
-            shapes = jax.tree.map(abstract, self.args)
-            self.record.predicted[key] = predict(gradient, *shapes, target=self.target).peak_bytes
+            whole = self.program.whole(self.decisions(*key))
+            shapes = jax.tree.map(abstract, self.program.args)
+            self.record.predicted[key] = predict(whole, *shapes, target=self.target).peak_bytes
             self.record.seconds += time.perf_counter() - start
         return self.record.predicted[key]
 
     def compile(self, decisions: Decisions) -> MemoryUse:
-        """Compile `value_and_grad` of the function with decisions written in."""
-        gradient = self._gradient(planned_function(self.traced, decisions))
-        return memory_of(gradient, *self.args, target=self.target, compiler_options=self.options)
-
-    def _gradient(self, fun: Callable[..., Any]) -> Callable[..., Any]:
-        argnums = self.argnums[0] if self.scalar_argnum else self.argnums
-        return jax.value_and_grad(fun, argnums, has_aux=self.has_aux)
-
-
-def planned_function(traced: Traced, decisions: Decisions) -> Callable[..., Any]:
-    """The function of the traced program with decisions written in, on the user's arguments."""
-    program = rewrite(traced.jaxpr, decisions) if decisions else traced.jaxpr
-    return evaluate_with(program, traced.constants, traced.out_tree, traced.name)
-
-
-def evaluate_with(program: Jaxpr, constants: tuple[Any, ...], out_tree: Any, name: str) -> Callable[..., Any]:
-    """A function of pytrees that runs a program of leaves."""
-
-    def planned(*args: Any, **kwargs: Any) -> Any:
-        leaves = jax.tree.leaves((args, kwargs))
-        return jax.tree.unflatten(out_tree, eval_jaxpr(program, *constants, *leaves))
-
-    planned.__name__ = name
-    return planned
+        """Compile the program with decisions written in."""
+        whole = self.program.whole(decisions)
+        return memory_of(whole, *self.program.args, target=self.target, compiler_options=self.options)
 
 
 FENCES = {"cpu": ("dependence", "barrier"), "tpu": ("barrier",), "cuda": ("barrier",), "rocm": ("barrier",)}
@@ -244,7 +220,7 @@ def build_variants(traced: Traced, on: Device, fences: Sequence[str]) -> Iterato
                 yield from _fenced(f"{label}, views for nothing", program, fences)
 
 
-def _fenced(label: str, program: Program, fences: Sequence[str]) -> Iterator[Variant]:
+def _fenced(label: str, program: Staged, fences: Sequence[str]) -> Iterator[Variant]:
     """The variants of a staged program: with the first kind of fence, and with the others where fences matter."""
     path = build_path(program)
     for number, fence in enumerate(fences):
@@ -252,7 +228,7 @@ def _fenced(label: str, program: Program, fences: Sequence[str]) -> Iterator[Var
             yield Variant(label, fence, path)
 
 
-def _fences_matter(program: Program) -> bool:
+def _fences_matter(program: Staged) -> bool:
     """Whether much can be recomputed outside loops: inside a loop no barrier is needed, and the two kinds are one."""
     outside = [node for node in program.nodes if isinstance(node, Stage)]
 

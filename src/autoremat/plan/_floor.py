@@ -13,7 +13,7 @@ from autoremat._errors import CompileError
 from autoremat.cost import is_fusible
 from autoremat.graph._trace import aval_size
 from autoremat.measure import memory_of
-from autoremat.plan._candidates import Candidates, planned_function
+from autoremat.plan._candidates import Candidates
 from autoremat.plan._rewrite import Decisions
 from autoremat.target import Target
 from autoremat.transform._jaxpr import is_var, subjaxprs
@@ -48,10 +48,8 @@ class FloorOp:
 
 def name_floor(candidates: Candidates, decisions: Decisions) -> FloorOp:
     """Find the operation of the gradient program that needs most memory by itself."""
-    fun = planned_function(candidates.traced, decisions)
-    argnums = candidates.argnums[0] if candidates.scalar_argnum else candidates.argnums
-    program = jax.make_jaxpr(jax.value_and_grad(fun, argnums, has_aux=candidates.has_aux))(
-        *jax.tree.map(_abstract, candidates.args)
+    program = jax.make_jaxpr(candidates.program.whole(decisions))(
+        *jax.tree.map(_abstract, candidates.program.args)
     )
     best = FloorOp("", "", "", 0)
     for eqn in _largest(program.jaxpr.eqns):

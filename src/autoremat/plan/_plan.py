@@ -13,8 +13,9 @@ from autoremat._errors import BudgetError, CompileError, InfeasibleBudgetError, 
 from autoremat.graph import Graph
 from autoremat.measure import MemoryUse, default_compiler_options, environment
 from autoremat.plan._bound import Relaxation, room
-from autoremat.plan._candidates import Candidates, Measured, Progress, planned_function
+from autoremat.plan._candidates import Candidates, Measured, Progress
 from autoremat.plan._floor import name_floor
+from autoremat.plan._program import LossProgram, planned_function
 from autoremat.plan._rewrite import Decisions, LoopBlock, blocks, nested_blocks
 from autoremat.plan._search import MAX_COMPILES, Search
 from autoremat.plan._trace import argnum_tuple, check_differentiable, trace
@@ -246,33 +247,42 @@ def plan(
     `CompileError`; `TargetError`.
     """
     candidates = prepare(fun, args, argnums, has_aux, target, compiler_options, progress)
-    wanted = parse_budget(budget, "autoremat.plan")
+    return best_plan(candidates, parse_budget(budget, "autoremat.plan"), effort, "autoremat.plan")
+
+
+def check_effort(effort: str, what: str) -> None:
+    """Raise `ValueError` for an effort that is none."""
     if effort not in MAX_COMPILES:
         raise ValueError(
-            f'`autoremat.plan(effort=...)` needs "fast", "balanced" or "optimal", got {effort!r}. Cheapest fix: leave it out.'
+            f'`{what}(effort=...)` needs "fast", "balanced" or "optimal", got {effort!r}. Cheapest fix: leave it out.'
         )
+
+
+def best_plan(candidates: Candidates, budget: Budget, effort: str, what: str) -> Plan:
+    """The plan with the least recomputation of those compiled that meet the budget. `what` is asked for it, for messages."""
+    check_effort(effort, what)
     before = set(candidates.record.measured)
-    baseline = _baseline(candidates, wanted)
-    limit = wanted.resolve(baseline.use.peak_bytes if baseline else 0)
-    _check_memory(candidates.target, limit)
+    baseline = _baseline(candidates, budget, what)
+    limit = budget.resolve(baseline.use.peak_bytes if baseline else 0)
+    _check_memory(candidates.target, limit, what)
     search = Search(candidates, limit, effort)
     chosen = search.run()
     if chosen is None:
-        raise _infeasible(candidates, search, limit)
-    return _to_plan(candidates, chosen, baseline, limit, before, search)
+        raise _infeasible(candidates, search, limit, what)
+    return to_plan(candidates, chosen, baseline, limit, before, search)
 
 
-def _check_memory(target: Target, limit: int) -> None:
+def _check_memory(target: Target, limit: int, what: str) -> None:
     """Raise `BudgetError` where a budget is beyond what a device that is elsewhere has; of this machine the table knows no memory."""
     memory = target.device.memory_bytes
     if not target.attached and limit > memory:
         raise BudgetError(
-            f"`autoremat.plan(budget=...)`: got {limit:,} bytes, but a {target.device.name} has {memory:,}. Cheapest fix: a budget of at "
+            f"`{what}`: got a budget of {limit:,} bytes, but a {target.device.name} has {memory:,}. Cheapest fix: a budget of at "
             "most that, or a larger device."
         )
 
 
-def _baseline(candidates: Candidates, budget: Budget) -> Measured | None:
+def _baseline(candidates: Candidates, budget: Budget, what: str) -> Measured | None:
     """The function as it is, compiled; `None` if the compiler runs out of memory over it. A budget in bytes needs no such peak."""
     try:
         return candidates.measure(*BASELINE)
@@ -281,7 +291,7 @@ def _baseline(candidates: Candidates, budget: Budget) -> Measured | None:
             raise
         if budget.nbytes is None:
             raise CompileError(
-                f"{error} `autoremat.plan(budget=...)` was asked for a share of the peak without recomputation, which this program "
+                f"{error} `{what}(budget=...)` was asked for a share of the peak without recomputation, which this program "
                 "does not have: or state the budget in bytes.",
                 out_of_memory=True,
             ) from error.__cause__
@@ -304,21 +314,21 @@ def prepare(
     traced = trace(fun, args, chosen)
     check_differentiable(traced, args, chosen, has_aux)
     options = default_compiler_options(where.platform) if compiler_options is None else dict(compiler_options)
-    candidates = Candidates(
-        traced, args, chosen, isinstance(argnums, int), has_aux, where, options, progress or Silent()
-    )
+    program = LossProgram(traced, args, chosen, isinstance(argnums, int), has_aux)
+    candidates = Candidates(traced, program, where, options, progress or Silent())
     candidates.trace_seconds = time.perf_counter() - start
     return candidates
 
 
-def _to_plan(
+def to_plan(
     candidates: Candidates,
     chosen: Measured,
     baseline: Measured | None,
     limit: int,
     before: set[Any],
-    search: Search,
+    search: Search | None,
 ) -> Plan:
+    """A compiled candidate as a plan. `search` found it, or nothing did; `before` was compiled before it began."""
     from autoremat.cost import graph_flops
 
     traced, record = candidates.traced, candidates.record
@@ -326,8 +336,8 @@ def _to_plan(
     return Plan(
         function=traced.name,
         fingerprint=traced.fingerprint,
-        argnums=candidates.argnums,
-        has_aux=candidates.has_aux,
+        argnums=candidates.program.argnums,
+        has_aux=candidates.program.has_aux,
         target=candidates.target.name,
         compiler_options=candidates.options,
         budget_bytes=limit,
@@ -346,7 +356,10 @@ def _to_plan(
         compiles=len(new),
         grouping="as it is" if chosen.index < 0 else candidates.record.variants[chosen.variant].name,
         decisions=candidates.decisions(chosen.variant, chosen.index),
-        notes=(*_notes(chosen, baseline, traced.dissolved, candidates.target), *_unfinished(search)),
+        notes=(
+            *_notes(chosen, baseline, traced.dissolved, candidates.target),
+            *(_unfinished(search) if search else ()),
+        ),
         arguments=argument_types(traced.graph),
         operations=tuple(op.primitive for op in traced.graph.ops),
         environment=environment() | {"compiler": candidates.target.compiler},
@@ -393,18 +406,18 @@ def _unfinished(search: Search) -> Iterator[str]:
         )
 
 
-def _infeasible(candidates: Candidates, search: Search, limit: int) -> InfeasibleBudgetError:
+def _infeasible(candidates: Candidates, search: Search, limit: int, what: str) -> InfeasibleBudgetError:
     lowest = search.floor()
     if lowest is None:
         return InfeasibleBudgetError(
-            f"`autoremat.plan({candidates.traced.name}, budget=...)`: got {limit:,} bytes, but the compiler ran out of memory over "
+            f"`{what}({candidates.traced.name}, budget=...)`: got {limit:,} bytes, but the compiler ran out of memory over "
             "every plan tried, that which recomputes everything included. Cheapest fix: a smaller batch."
         )
     floor = lowest.use.peak_bytes
     scope = _proof(candidates, lowest.use, limit) or "for any recomputation tried"
     op = name_floor(candidates, candidates.decisions(lowest.variant, lowest.index)).text
     return InfeasibleBudgetError(
-        f"`autoremat.plan({candidates.traced.name}, budget=...)`: got {limit:,} bytes, but the lowest compiled peak "
+        f"`{what}({candidates.traced.name}, budget=...)`: got {limit:,} bytes, but the lowest compiled peak "
         f"reached is {floor:,} bytes, {scope}. {op + ' ' if op else ''}Cheapest fix: a budget of at least {floor:,} "
         "bytes, or a smaller batch.",
         floor_bytes=floor,

@@ -4,7 +4,7 @@
 
 In JAX the policy sees the batched operations: a product that gains a batch dimension is another product to
 `dots_with_no_batch_dims_saveable`, so a `vmap` around a model changes what is kept. Here an *origin* remembers the program
-without the batch, and its partition is batched. Where that cannot be (`_must_be_batched_first`, `_shares_custom_vjp`), the policy decides about the
+without the batch, and its partition is batched. Where that cannot be (`_shares_custom_vjp`), the policy decides about the
 batched program, as in JAX.
 """
 
@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autoremat._compat import Jaxpr, JaxprEqn, Var, batch_jaxpr, dce, new_jaxpr, new_var, varying_axes
+from autoremat._compat import Jaxpr, JaxprEqn, Var, dce, new_jaxpr, new_var
 from autoremat.transform._batch_linear import batch_linear
 from autoremat.transform._jaxpr import cached_by_jaxpr, map_eqns, subjaxprs
 from autoremat.transform._partition import Partition, partition_cached
+from autoremat.transform._vmap import batch_jaxpr
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +83,7 @@ def _batched_partition(jaxpr: Jaxpr, nonzero: tuple[bool, ...], policy: Any, ori
     before = set(origin.positions)
     if not any(nz for i, nz in enumerate(nonzero) if i not in before):
         inner = partition_of(origin.jaxpr, tuple(nonzero[p] for p in origin.positions), policy, origin.origin)
-        batched = (
-            None if _must_be_batched_first(inner.linear) else _Batching(jaxpr, nonzero, origin, inner).run()
-        )
+        batched = _Batching(jaxpr, nonzero, origin, inner).run()
         if batched is not None:
             return batched
     return partition_cached(jaxpr, nonzero, policy)
@@ -113,16 +112,6 @@ def _shares_custom_vjp(before: Jaxpr, batched: Jaxpr) -> bool:
         len(a.invars) != len(b.invars) or (any(gained(a, b, "invars")) and not all(gained(a, b, "outvars")))
         for a, b in zip(*pairs, strict=True)
     )
-
-
-def _must_be_batched_first(jaxpr: Jaxpr) -> bool:
-    """Whether a linear part holds a `cond` on values that vary from device to device in a `shard_map`: JAX makes operands of
-    branches varying after it has traced them, and a selection between such branches does not type."""
-
-    def holds_cond(inner: Jaxpr) -> bool:
-        return any(e.primitive.name == "cond" or any(map(holds_cond, subjaxprs(e))) for e in inner.eqns)
-
-    return any(varying_axes(v.aval) for v in jaxpr.invars) and holds_cond(jaxpr)
 
 
 _batched_partition_cached: Callable[..., Partition] = cached_by_jaxpr(_batched_partition)

@@ -19,13 +19,13 @@ from autoremat._compat import (
     Zero,
     ad,
     batch_custom_lin,
-    batch_jaxpr,
     batching,
     custom_lin_p,
     mlir,
     tangent_aval,
 )
 from autoremat.transform._jaxpr import map_eqns
+from autoremat.transform._vmap import batch_jaxpr
 
 # In place of JAX's `custom_lin` while a program is batched.
 _custom_lin_p = Primitive("custom_lin")

@@ -27,7 +27,6 @@ from autoremat._compat import (
     scan_sizes,
     shard_map_residual,
     stacked_aval,
-    varying_axes,
     without_axis_effects,
 )
 from autoremat.storage import DEVICE_NAME
@@ -38,14 +37,8 @@ from autoremat.transform._split import CompositeSplit, Decider, Split, composite
 
 def _opened(closed: Any) -> tuple[Jaxpr, dict[Var, Any]]:
     """The body in a parameter of an equation, calls inlined, and the constants that it reads beside its inputs."""
-    body, constants = _as_it_is(closed)
-    return inline_body(body), constants
-
-
-def _as_it_is(closed: Any) -> tuple[Jaxpr, dict[Var, Any]]:
-    """The same, calls and all."""
     opened, consts = open_jaxpr(closed)
-    body = new_jaxpr(opened.invars, opened.outvars, opened.eqns, opened)
+    body = inline_body(new_jaxpr(opened.invars, opened.outvars, opened.eqns, opened))
     return body, dict(zip(opened.constvars, consts, strict=True))
 
 
@@ -170,10 +163,7 @@ def _strong(aval: Any) -> Any:
 
 def split_cond(eqn: JaxprEqn, wanted: list[bool], decider: Decider) -> CompositeSplit | None:
     """Split each branch. A branch returns what it keeps, and zeros where only other branches keep something."""
-    # Under a `vmap` of the predicate, JAX runs all branches on operands that vary as it does: calls take them, single operations, whose
-    # other operands do not vary, would not type.
-    opened = _as_it_is if varying_axes(eqn.invars[0].aval) else _opened
-    bodies, constants = zip(*map(opened, eqn.params["branches"]), strict=True)
+    bodies, constants = zip(*map(_opened, eqn.params["branches"]), strict=True)
     splits = []
     for body in bodies:
         demanded = [v for v, w in zip(body.outvars, wanted, strict=True) if w]

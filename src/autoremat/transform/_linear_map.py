@@ -23,7 +23,6 @@ from autoremat._compat import (
     Primitive,
     Zero,
     ad,
-    batch_jaxpr,
     batching,
     eval_jaxpr,
     instantiate,
@@ -31,6 +30,7 @@ from autoremat._compat import (
     stacked_aval,
     trace,
 )
+from autoremat.transform._vmap import batch_jaxpr
 
 Values = list[Any]
 

@@ -21,7 +21,6 @@ from autoremat._compat import (
     Primitive,
     Zero,
     ad,
-    batch_jaxpr,
     batching,
     dce,
     disallowed_effects,
@@ -61,6 +60,7 @@ from autoremat.transform._jaxpr import cached_by_jaxpr, is_var, live_eqns, map_p
 from autoremat.transform._log import log_kept
 from autoremat.transform._lower import Siblings, lower
 from autoremat.transform._partition import BACKWARD_PASS, Partition
+from autoremat.transform._vmap import batch_jaxpr
 
 checkpoint_p = Primitive("autoremat_checkpoint")
 checkpoint_p.multiple_results = True

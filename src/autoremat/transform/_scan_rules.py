@@ -11,7 +11,6 @@ from autoremat._compat import (
     Jaxpr,
     Zero,
     ad,
-    batch_jaxpr,
     batching,
     disallowed_effects,
     instantiate,
@@ -24,6 +23,7 @@ from autoremat.transform._linear_map import at_front, linear_map_p
 from autoremat.transform._scan_maps import ScanMap, SweepMap
 from autoremat.transform._scan_primitives import loop_params, scan_p, sweep_operands, sweep_p
 from autoremat.transform._snapshots import Loop
+from autoremat.transform._vmap import batch_jaxpr
 
 Values = list[Any]
 

@@ -1,0 +1,96 @@
+"""What a plan is compiled as: the gradient of a loss by itself, or a training step with the gradient inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+
+from autoremat._compat import Jaxpr, eval_jaxpr
+from autoremat.measure import abstract
+from autoremat.plan._rewrite import Decisions, rewrite
+from autoremat.plan._trace import Traced
+
+
+class Program(Protocol):
+    """A function of `args` that holds the gradient of the function to plan for.
+
+    `key` tells programs of the same such function apart; `argnums` and `has_aux` are those of the gradient.
+    """
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """Example arguments of the whole."""
+        ...
+
+    @property
+    def argnums(self) -> tuple[int, ...]:
+        """Which arguments of the function are differentiated."""
+        ...
+
+    @property
+    def has_aux(self) -> bool:
+        """Whether the function returns (loss, aux)."""
+        ...
+
+    @property
+    def key(self) -> Hashable:
+        """What its compiled memory depends on, beside the function and the target."""
+        ...
+
+    def whole(self, decisions: Decisions) -> Callable[..., Any]:
+        """What is compiled, with decisions written in."""
+        ...
+
+    def gradient(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The gradient alone, nothing recomputed, and example arguments of it."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class LossProgram:
+    """`value_and_grad` of a traced loss."""
+
+    traced: Traced
+    args: tuple[Any, ...]
+    argnums: tuple[int, ...]
+    scalar_argnum: bool
+    has_aux: bool
+
+    @property
+    def key(self) -> Hashable:
+        """How the arguments are differentiated and sharded."""
+        return ("loss", self.argnums, self.has_aux, shardings_key(self.args))
+
+    def whole(self, decisions: Decisions) -> Callable[..., Any]:
+        """`value_and_grad` of the planned loss."""
+        argnums = self.argnums[0] if self.scalar_argnum else self.argnums
+        return jax.value_and_grad(planned_function(self.traced, decisions), argnums, has_aux=self.has_aux)
+
+    def gradient(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The same, nothing recomputed."""
+        return self.whole(()), self.args
+
+
+def shardings_key(args: Any) -> Hashable:
+    """The shardings of example arguments, as text."""
+    return tuple(str(getattr(x, "sharding", None)) for x in jax.tree.leaves(jax.tree.map(abstract, args)))
+
+
+def planned_function(traced: Traced, decisions: Decisions) -> Callable[..., Any]:
+    """The function of the traced program with decisions written in, on the user's arguments."""
+    program = rewrite(traced.jaxpr, decisions) if decisions else traced.jaxpr
+    return evaluate_with(program, traced.constants, traced.out_tree, traced.name)
+
+
+def evaluate_with(program: Jaxpr, constants: tuple[Any, ...], out_tree: Any, name: str) -> Callable[..., Any]:
+    """A function of pytrees that runs a program of leaves."""
+
+    def planned(*args: Any, **kwargs: Any) -> Any:
+        leaves = jax.tree.leaves((args, kwargs))
+        return jax.tree.unflatten(out_tree, eval_jaxpr(program, *constants, *leaves))
+
+    planned.__name__ = name
+    return planned
