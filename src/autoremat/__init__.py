@@ -22,10 +22,14 @@ from autoremat.cost import register_cost as register_cost
 from autoremat.measure import MemoryUse as MemoryUse
 from autoremat.measure import jaxpr_flops as jaxpr_flops
 from autoremat.measure import measure as measure
+from autoremat.plan import Account as Account
+from autoremat.plan import Fit as Fit
 from autoremat.plan import Frontier as Frontier
 from autoremat.plan import FrontierPoint as FrontierPoint
 from autoremat.plan import Plan as Plan
+from autoremat.plan import fit as fit
 from autoremat.plan import frontier as frontier
+from autoremat.plan import largest_batch as largest_batch
 from autoremat.plan import plan as plan
 from autoremat.predict import Prediction as Prediction
 from autoremat.predict import predict as predict
@@ -50,6 +54,7 @@ except _PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0.0.0"
 
 __all__ = [
+    "Account",
     "AutorematError",
     "AutorematWarning",
     "BudgetError",
@@ -58,6 +63,7 @@ __all__ = [
     "DifferentiationError",
     "EffectError",
     "Equation",
+    "Fit",
     "Frontier",
     "FrontierPoint",
     "InfeasibleBudgetError",
@@ -78,8 +84,10 @@ __all__ = [
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",
+    "fit",
     "frontier",
     "jaxpr_flops",
+    "largest_batch",
     "measure",
     "plan",
     "predict",

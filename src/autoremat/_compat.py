@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
+import inspect
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -647,3 +649,13 @@ def gradients_through(through: Through) -> Iterator[None]:
             _patched -= 1
             if not _patched:
                 _api.vjp = jax.vjp = _own_vjp
+
+
+def differentiated_name(fun: Callable[..., Any]) -> str:
+    """The name that the user gave to a function that is differentiated: `jax.grad` wraps it in one that takes `argnums` alone."""
+    inner = inspect.unwrap(fun)
+    if getattr(inner, "__module__", "") == _api_util.__name__ and getattr(inner, "__closure__", None):
+        inner = inspect.unwrap(inspect.getclosurevars(inner).nonlocals.get("f", inner))
+    while isinstance(inner, functools.partial):
+        inner = inspect.unwrap(inner.func)
+    return getattr(inner, "__name__", type(inner).__name__)

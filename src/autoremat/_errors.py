@@ -27,10 +27,11 @@ class BudgetError(AutorematError, ValueError):
 
 
 class InfeasibleBudgetError(AutorematError):
-    """No plan meets the budget. `floor_bytes` is the least peak that was reached, `op` what sets it."""
+    """No plan meets the budget of `budget_bytes`. `floor_bytes` is the least peak that was reached, `op` what sets it."""
 
-    def __init__(self, message: str, *, floor_bytes: int = 0, op: str = "") -> None:
+    def __init__(self, message: str, *, floor_bytes: int = 0, budget_bytes: int = 0, op: str = "") -> None:
         super().__init__(message)
+        self.budget_bytes = budget_bytes
         self.floor_bytes = floor_bytes
         self.op = op
 

@@ -29,7 +29,8 @@ class MemoryUse:
 
     `peak_bytes` bounds what is alive at any time: arguments, outputs and temporaries, less the outputs that share memory with
     donated arguments. `seconds` is how long the compiler took. `flops` is the compiler's own count, which counts the body
-    of a loop once, or `None` where it gives none. `fits` is false where the compiler refused the program because it needs more than
+    of a loop once, or `None` where it gives none. `compiler_reruns` is how many operations the compiler itself computes again to save
+    memory, where it can (not on CPUs). `fits` is false where the compiler refused the program because it needs more than
     the device has: then the peak is the one that it named, to two decimals, and the temporaries are what it leaves. `cached`: read
     from an earlier compilation of the same program, on disk.
     """
@@ -41,6 +42,7 @@ class MemoryUse:
     peak_bytes: int
     seconds: float
     flops: float | None = None
+    compiler_reruns: int = 0
     fits: bool = True
     cached: bool = False
 
@@ -65,7 +67,12 @@ class MemoryUse:
             peak_bytes=int(analysis.peak_memory_in_bytes) if platform == "tpu" else parts,
             seconds=seconds,
             flops=_flops(compiled),
+            compiler_reruns=0 if platform == "cpu" else len(set(_RERUN.findall(compiled.as_text()))),
         )
+
+
+_RERUN = re.compile(r"%([\w.-]+\.remat\d*(?:\.\d+)?) =")
+"""What XLA's pass for rematerialization calls the copies that it makes."""
 
 
 def _flops(compiled: Any) -> float | None:

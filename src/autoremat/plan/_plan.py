@@ -269,7 +269,7 @@ def best_plan(candidates: Candidates, budget: Budget, effort: str, what: str) ->
     chosen = search.run()
     if chosen is None:
         raise _infeasible(candidates, search, limit, what)
-    return to_plan(candidates, chosen, baseline, limit, before, search)
+    return _to_plan(candidates, chosen, baseline, limit, before, search)
 
 
 def _check_memory(target: Target, limit: int, what: str) -> None:
@@ -320,15 +320,14 @@ def prepare(
     return candidates
 
 
-def to_plan(
+def _to_plan(
     candidates: Candidates,
     chosen: Measured,
     baseline: Measured | None,
     limit: int,
     before: set[Any],
-    search: Search | None,
+    search: Search,
 ) -> Plan:
-    """A compiled candidate as a plan. `search` found it, or nothing did; `before` was compiled before it began."""
     from autoremat.cost import graph_flops
 
     traced, record = candidates.traced, candidates.record
@@ -421,6 +420,7 @@ def _infeasible(candidates: Candidates, search: Search, limit: int, what: str) -
         f"reached is {floor:,} bytes, {scope}. {op + ' ' if op else ''}Cheapest fix: a budget of at least {floor:,} "
         "bytes, or a smaller batch.",
         floor_bytes=floor,
+        budget_bytes=limit,
         op=op,
     )
 

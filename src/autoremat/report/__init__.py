@@ -12,8 +12,10 @@ from autoremat.report._build import residuals_report as residuals_report
 from autoremat.report._demo import model_report as model_report
 from autoremat.report._demo import policies_report as policies_report
 from autoremat.report._demo import training_report as training_report
+from autoremat.report._fit import fit_report as fit_report
 from autoremat.report._progress import TerminalProgress as TerminalProgress
 from autoremat.report._targets import targets_report as targets_report
+from autoremat.report._terminal import fit_text as fit_text
 from autoremat.report._terminal import plan_text as plan_text
 from autoremat.report._terminal import show as show
 from autoremat.report._terminal import terminal as terminal

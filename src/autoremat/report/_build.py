@@ -191,7 +191,7 @@ def plan_report(data: Data) -> Report:
 
     `data`: the dict that `summarize` of a plan gives.
     """
-    blocks: list[Block] = [Facts((*_memory_facts(data), *_price_facts(data)))]
+    blocks: list[Block] = [Facts((*_memory_facts(data), *price_facts(data)))]
     reading = (
         "Peaks are read from the program compiled for this target, of jax.value_and_grad, arguments and outputs "
         "included."
@@ -236,7 +236,8 @@ def _bound_fact(data: Data) -> Fact:
     return Fact(label="  lower bound", value=f"{bound} of {spent}", remark=gap)
 
 
-def _price_facts(data: Data) -> Iterator[Fact]:
+def price_facts(data: Data) -> Iterator[Fact]:
+    """What a plan costs, of the data of `plan_report`."""
     again, forward = data["recompute_flops"], data["forward_flops"]
     share = f"{share_text(again, forward)} of the forward pass's {flops_text(forward)}"
     yield Fact(label="Recomputed a step", value=flops_text(again), remark=share)

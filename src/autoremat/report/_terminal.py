@@ -14,6 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from autoremat.report._build import plan_report
+from autoremat.report._fit import fit_report
 from autoremat.report._plot import plot_lines
 from autoremat.report._view import (
     Block,
@@ -72,6 +73,11 @@ def to_json(data: Data) -> str:
 def plan_text(summary: Data) -> str:
     """The text of a plan, from the data of its summary."""
     return to_text(plan_report(summary))
+
+
+def fit_text(data: Data) -> str:
+    """The text of a fitted step, from its data."""
+    return to_text(fit_report(data))
 
 
 def _finite(value: Any) -> Any:

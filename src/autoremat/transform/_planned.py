@@ -260,6 +260,7 @@ class BudgetPolicy:
                 f"{joint.like.debug_info.func_src_info} keeps {floor} bytes. Cheapest fix: a budget of at least {floor} "
                 "bytes, or move the random or effectful operation out of the checkpointed function.",
                 floor_bytes=floor,
+                budget_bytes=limit,
             )
         chosen = min(fitting, key=lambda a: (a.cost, a.nbytes))
         return posed.decider(evaluate(posed.problem, chosen.keep).keep)

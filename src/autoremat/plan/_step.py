@@ -1,0 +1,229 @@
+"""A training step: where it takes gradients, and the same step with a plan for one of them.
+
+    step(params, state, batch):   ... jax.value_and_grad(loss)(params, batch) ...
+                                      the loss, when it is differentiated, is replaced by the planned one
+
+The step is the user's own, jitted or not: its donations and shardings stay. JAX's cache of traces tells the planned step from the other
+by a context (`jax.make_user_context`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+
+from autoremat._compat import Tracer, differentiated_name, eval_jaxpr, gradients_through, open_jaxpr
+from autoremat._errors import PlanMismatchError
+from autoremat.graph import fingerprint
+from autoremat.graph._trace import trace_graph
+from autoremat.measure import abstract
+from autoremat.plan._program import planned_function, shardings_key
+from autoremat.plan._rewrite import Decisions
+from autoremat.plan._trace import Traced, trace
+
+_context = jax.make_user_context(None)
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A function that a step differentiates: traced, without the values of its constants; the types of these and of the primals."""
+
+    traced: Traced
+    constants: tuple[Any, ...]
+    primals: tuple[Any, ...]
+    has_aux: bool
+
+
+@dataclass
+class Sites:
+    """What a step differentiates, the first of each kind; `refused` says why a function could not be traced."""
+
+    found: dict[str, Site] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
+    fingerprint: str = ""
+    out: Any = None
+
+
+@dataclass(frozen=True)
+class _Active:
+    """The decisions for the functions that a step differentiates, by their fingerprints."""
+
+    decisions: tuple[tuple[str, Decisions], ...]
+
+
+class _Through:
+    """Called with each function that is about to be differentiated. What is differentiated inside it is its own affair."""
+
+    def __init__(self, handle: Callable[[Traced, tuple[Any, ...]], Decisions | None]) -> None:
+        self.handle = handle
+        self.refused: list[str] = []
+        self._busy = False
+
+    def __call__(self, fun: Callable[..., Any], primals: tuple[Any, ...]) -> Callable[..., Any]:
+        if self._busy:
+            return fun
+        self._busy = True
+        try:
+            traced = replace(trace(fun, primals, range(len(primals))), name=differentiated_name(fun))
+        except TypeError as error:
+            self.refused.append(str(error))
+            return fun
+        finally:
+            self._busy = False
+        decisions = self.handle(traced, primals)
+        return fun if decisions is None else self._alone(planned_function(traced, decisions))
+
+    def _alone(self, planned: Callable[..., Any]) -> Callable[..., Any]:
+        """The planned function, in which nothing is replaced any more."""
+
+        def run(*args: Any) -> Any:
+            self._busy = True
+            try:
+                return planned(*args)
+            finally:
+                self._busy = False
+
+        return run
+
+
+def find_sites(step: Callable[..., Any], args: tuple[Any, ...]) -> Sites:
+    """Trace a step and note what it differentiates."""
+    sites = Sites()
+
+    def note(traced: Traced, primals: tuple[Any, ...]) -> Decisions | None:
+        types = tuple(_type(c) for c in traced.constants)
+        shapes = jax.tree.map(_type, primals)
+        # Without the constants, which are values of the trace that is going on.
+        blank = replace(traced, constants=(), leaves=())
+        sites.found.setdefault(traced.fingerprint, Site(blank, types, shapes, has_aux=_has_aux(traced)))
+        return None
+
+    through = _Through(note)
+    shapes = jax.tree.map(abstract, args)
+    with _context(object()), gradients_through(through):
+        jaxpr, out = jax.make_jaxpr(step, return_shape=True)(*shapes)
+    sites.refused = through.refused
+    sites.fingerprint = fingerprint(trace_graph(open_jaxpr(jaxpr)[0])[0])
+    sites.out = out
+    return sites
+
+
+def _type(x: Any) -> Any:
+    aval = jax.typeof(x)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _has_aux(traced: Traced) -> bool:
+    """Whether there is more than one result: then the first is the loss, as in `jax.value_and_grad(has_aux=True)`."""
+    return traced.out_tree.num_leaves != 1
+
+
+class PlannedStep:
+    """A step with a plan for what it differentiates. Called as the step itself.
+
+    On the backend that the plan was verified on it runs the very program that was verified, under the same compiler options; `lower`
+    and `trace` are those of the jitted step.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        decisions: Mapping[str, Decisions],
+        compiler_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.jitted: Any = step if hasattr(step, "lower") else jax.jit(step)
+        self.decisions = dict(decisions)
+        self.compiler_options = dict(compiler_options or {})
+        self._compiled: dict[Hashable, Any] = {}
+        self.__name__ = getattr(step, "__name__", type(step).__name__)
+        self.__wrapped__ = step
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step. Raises `PlanMismatchError` if it differentiates nothing that the plan is for."""
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if not self.compiler_options or any(isinstance(x, Tracer) for x in leaves):
+            with self._active():
+                return self.jitted(*args, **kwargs)
+        key = (tree, tuple(jax.typeof(x) for x in leaves), shardings_key(leaves))
+        if key not in self._compiled:
+            lowered = self.lower(*args, **kwargs)
+            self._compiled[key] = lowered.compile(compiler_options=self.compiler_options)
+        return self._compiled[key](*args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """The jitted step, lowered with the plan."""
+        with self._active():
+            return self.jitted.lower(*args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """The jitted step, traced with the plan."""
+        with self._active():
+            return self.jitted.trace(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _active(self) -> Iterator[None]:
+        used: list[str] = []
+
+        def decide(traced: Traced, primals: tuple[Any, ...]) -> Decisions | None:
+            seen.append(traced.name)
+            found = self.decisions.get(traced.fingerprint)
+            if found is not None:
+                used.append(traced.fingerprint)
+            return found or None
+
+        seen: list[str] = []
+        key = _Active(tuple(sorted(self.decisions.items())))
+        with _context(key), gradients_through(_Through(decide)):
+            yield
+        if seen and not used:
+            raise PlanMismatchError(
+                f"the plan is for none of what `{self.__name__}` differentiates ({', '.join(dict.fromkeys(seen))}): its operations or "
+                "shapes are others. Cheapest fix: call autoremat.fit again for this step and these shapes."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class StepProgram:
+    """A step, for the planner: the site that is planned, and the step around it."""
+
+    step: Any
+    args: tuple[Any, ...]
+    site: Site
+    fingerprint: str
+
+    @property
+    def argnums(self) -> tuple[int, ...]:
+        """All primals of the site."""
+        return tuple(range(len(self.site.primals)))
+
+    @property
+    def has_aux(self) -> bool:
+        """Whether the site returns more than a loss."""
+        return self.site.has_aux
+
+    @property
+    def key(self) -> Hashable:
+        """The step, and how its arguments are sharded."""
+        return ("step", self.fingerprint, shardings_key(self.args))
+
+    def whole(self, decisions: Decisions) -> PlannedStep:
+        """The step with decisions written in."""
+        return PlannedStep(self.step, {self.site.traced.fingerprint: decisions})
+
+    def gradient(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The gradient of the site alone; its constants are arguments."""
+        traced, has_aux = self.site.traced, self.site.has_aux
+
+        def loss(primals: tuple[Any, ...], constants: tuple[Any, ...]) -> Any:
+            outs = eval_jaxpr(traced.jaxpr, *constants, *jax.tree.leaves(primals))
+            return (outs[0], outs[1:]) if has_aux else outs[0]
+
+        def gradient(primals: tuple[Any, ...], constants: tuple[Any, ...]) -> Any:
+            value, pullback, *aux = jax.vjp(lambda p: loss(p, constants), primals, has_aux=has_aux)
+            return value, aux, pullback(jax.numpy.ones_like(value))
+
+        return gradient, (self.site.primals, self.site.constants)
