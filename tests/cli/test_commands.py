@@ -132,7 +132,7 @@ def test_an_infeasible_budget_is_3(model: Path, call: Call):
 def test_an_unknown_target_is_5(model: Path, call: Call):
     result = call("plan", f"{model}:example", "--budget", "50%", "--target", "tpu:v99")
     assert result.code == codes.FAILED
-    assert "target 'tpu:v99' is not there" in result.words
+    assert "no target is called 'tpu:v99'" in result.words
 
 
 def test_a_dict_says_how_to_differentiate(model: Path, call: Call):
@@ -239,3 +239,16 @@ def test_frontier_of_nothing(tmp_path: Path, call: Call):
     result = call("frontier", f"{path}:example")
     assert result.code == 0
     assert "There is nothing to trade" in result.out
+
+
+def test_targets(call: Call):
+    """Every device with its compiler, or the command that installs it; the same as JSON, with sources."""
+    shown, data = call("targets"), call("targets", "--json").data
+    assert shown.code == 0
+    names = [t["name"] for t in data["targets"]]
+    assert {"cpu", "tpu:v5e", "gpu:h100"} <= set(names)
+    for target in data["targets"]:
+        assert target["name"] in shown.out
+        assert target["compiler"] or target["install"].startswith("pip install")
+        assert len(target["source"]) > 40
+    assert "this machine" in shown.out

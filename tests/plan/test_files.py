@@ -104,7 +104,7 @@ def test_the_file_says_what_it_was_made_with(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     _plan().save(path)
     document = json.loads(path.read_text())
-    assert document["version"] == 3
+    assert document["version"] == 4
     assert document["autoremat"] == ar.__version__
     assert document["plan"]["environment"] == environment()
     assert document["plan"]["decisions"][0]["policy"]["price"] == "-22/7"
@@ -205,12 +205,12 @@ def test_truncated(tmp_path: Path) -> None:
         _refused(path, "truncated", "ends in the middle")
 
 
-@pytest.mark.parametrize("version", [0, 2, 4, "3", None])
+@pytest.mark.parametrize("version", [0, 3, 5, "4", None])
 def test_another_format_version(tmp_path: Path, version: Any) -> None:
     path = tmp_path / "plan.json"
     document = _saved(path) | {"version": version, "autoremat": "9.9.9"}
     path.write_text(json.dumps(document))
-    _refused(path, f"version {version!r} of the format", "by autoremat 9.9.9", "reads version 3")
+    _refused(path, f"version {version!r} of the format", "by autoremat 9.9.9", "reads version 4")
 
 
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
