@@ -14,6 +14,7 @@ from autoremat.measure import abstract, default_compiler_options
 from autoremat.plan._account import Account, account
 from autoremat.plan._candidates import Candidates, Progress
 from autoremat.plan._plan import Plan, Silent, best_plan, check_effort, summarize
+from autoremat.plan._processes import agree
 from autoremat.plan._step import PlannedStep, Site, Sites, StepProgram, find_sites
 from autoremat.target import Target, resolve
 from autoremat.transform._planned import Budget, parse_budget
@@ -95,7 +96,7 @@ def fit(
     **Returns:** a `Fit`. Its `step` runs what was verified.
 
     **Raises:** `InfeasibleBudgetError` if nothing fits; `DifferentiationError` if the step takes no gradient; `PlanMismatchError` if
-    `plan` is for another step; `BudgetError`, `CompileError`, `TargetError`.
+    `plan` is for another step, or several processes (`jax.distributed`) have different ones; `BudgetError`, `CompileError`, `TargetError`.
     """
     check_effort(effort, "autoremat.fit")
     where = resolve(target)
@@ -199,6 +200,7 @@ def _kept(candidates: Candidates) -> int:
 
 def _checked(candidates: Candidates, plan: Plan, limit: int) -> Plan:
     """A plan that was made before, compiled here. Raises `BudgetError` if it does not fit."""
+    agree(plan.fingerprint, plan.decisions, "autoremat.fit")
     use = candidates.compile(plan.decisions)
     if not use.fits or use.peak_bytes > limit:
         raise BudgetError(

@@ -15,6 +15,7 @@ from autoremat.measure import MemoryUse, default_compiler_options, environment
 from autoremat.plan._bound import Relaxation, room
 from autoremat.plan._candidates import Candidates, Measured, Progress
 from autoremat.plan._floor import name_floor
+from autoremat.plan._processes import agree
 from autoremat.plan._program import LossProgram, planned_function
 from autoremat.plan._rewrite import Decisions, LoopBlock, blocks, nested_blocks
 from autoremat.plan._search import MAX_COMPILES, Search
@@ -244,7 +245,7 @@ def plan(
 
     **Raises:** `BudgetError` if the budget cannot be read; `InfeasibleBudgetError` if nothing fits, with the lowest peak
     reached and what sets it; `DifferentiationError` if there is nothing to differentiate or the result is no scalar;
-    `CompileError`; `TargetError`.
+    `CompileError`; `TargetError`; `PlanMismatchError` if several processes (`jax.distributed`) find different plans.
     """
     candidates = prepare(fun, args, argnums, has_aux, target, compiler_options, progress)
     return best_plan(candidates, parse_budget(budget, "autoremat.plan"), effort, "autoremat.plan")
@@ -268,8 +269,11 @@ def best_plan(candidates: Candidates, budget: Budget, effort: str, what: str) ->
     search = Search(candidates, limit, effort)
     chosen = search.run()
     if chosen is None:
+        agree(candidates.traced.fingerprint, None, what)
         raise _infeasible(candidates, search, limit, what)
-    return _to_plan(candidates, chosen, baseline, limit, before, search)
+    found = _to_plan(candidates, chosen, baseline, limit, before, search)
+    agree(found.fingerprint, found.decisions, what)
+    return found
 
 
 def _check_memory(target: Target, limit: int, what: str) -> None:
