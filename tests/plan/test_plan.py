@@ -546,3 +546,35 @@ def test_unrolled_layers_give_back_what_is_recomputed() -> None:
     np.testing.assert_allclose(
         jax.grad(plan.apply(loss))(*args)[0], jax.grad(loss)(*args)[0], rtol=1e-5, atol=1e-9
     )
+
+
+class Impatient:
+    """Progress that ends the search once a plan fits."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.enough = False
+
+    def compiling(self, what: str) -> None:
+        if self.enough:
+            raise KeyboardInterrupt
+
+    def compiled(self, what: str, use: ar.MemoryUse) -> None:
+        self.enough = use.peak_bytes <= self.budget
+
+
+def test_an_interrupt_ends_with_the_best_plan_so_far() -> None:
+    def f(w: Any, x: Any) -> Any:
+        for _ in range(6):
+            x = jnp.sin(jnp.cos(x @ w)) * 1.25
+        return x.sum()
+
+    w, x = jnp.eye(32), jnp.ones((4096, 32))
+    whole = ar.measure(jax.value_and_grad(f), w, x).peak_bytes
+    budget = int(0.7 * whole)
+    plan = ar.plan(f, w, x, budget=budget, effort="optimal", progress=Impatient(budget))
+    assert plan.peak_bytes <= budget
+    assert any("The search was interrupted after" in note for note in plan.notes)
+    again = ar.plan(f, w, x, budget=budget, effort="optimal")
+    assert again.recompute_flops <= plan.recompute_flops
+    assert not any("interrupted" in note for note in again.notes)

@@ -190,3 +190,41 @@ def test_calls_that_share_a_record_are_monotone(variants: list[list[int]], budge
     known = [m for m in found if m is not None]
     assert [m.cost for m in known] == sorted((m.cost for m in known), reverse=True)
     assert None not in found[len(found) - len(known) :]
+
+
+class Interrupted(Numbers):
+    """Ctrl-C comes with the compilation of this number."""
+
+    at = 0
+
+    def measure(self, variant: int, index: int) -> Measured:
+        if len(self.compiled) == self.at:
+            raise KeyboardInterrupt
+        return super().measure(variant, index)
+
+
+def interrupted(numbers: Numbers, at: int, budget: int) -> tuple[Interrupted, Search, Measured | None]:
+    again = Interrupted(numbers.peaks, numbers.guesses)
+    again.at = at
+    faked: Any = again
+    found = Search(faked, budget, "optimal")
+    return again, found, found.run()
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=2, max_size=12), min_size=1, max_size=3), st.integers(5, 60))  # fmt: skip
+def test_an_interrupt_leaves_the_best_plan_so_far(variants: list[list[tuple[int, int]]], budget: int) -> None:
+    """Wherever it comes: the best of what was compiled and fits, or the interrupt itself."""
+    numbers = Numbers([[p for p, _ in v] for v in variants], [[g for _, g in v] for v in variants])
+    search(numbers, budget, "optimal")
+    for at in range(len(numbers.compiled)):
+        fitting = [numbers.record.measured[k] for k in numbers.compiled[:at]]
+        fitting = [m for m in fitting if m.use.peak_bytes <= budget]
+        if not fitting:
+            with pytest.raises(KeyboardInterrupt):
+                interrupted(numbers, at, budget)
+        else:
+            again, found, best = interrupted(numbers, at, budget)
+            assert again.compiled == numbers.compiled[:at]
+            assert found.interrupted
+            assert best is not None
+            assert best.cost == min(m.cost for m in fitting)

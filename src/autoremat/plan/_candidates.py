@@ -166,6 +166,8 @@ class Candidates:
             state = chosen.path.states[index]
             nbytes, cost, flops = state.nbytes, state.cost, state.flops
             what = f"plan {index} of {len(chosen.path.states) - 1}, {chosen.name}, {chosen.fence}"
+        if not self.target.attached:
+            what = f"{what}, for {self.target.name}"
         self.progress.compiling(what)
         use = self.compile(self.decisions(variant, index))
         self.progress.compiled(what, use)

@@ -239,7 +239,7 @@ def plan(
         stored in the plan.
     - `effort`: `"fast"` tries one way to cut the program into stages and compiles few plans, `"balanced"` all promising ways;
         `"optimal"` compiles every plan that may fit and recompute less than the best one known.
-    - `progress`: told of each compilation.
+    - `progress`: told of each compilation. Ctrl-C ends the search with the best plan so far, if there is one.
 
     **Returns:** a `Plan`. Equal calls return equal plans; a smaller budget never a higher peak.
 
@@ -402,7 +402,12 @@ def _notes(chosen: Measured, baseline: Measured | None, dissolved: int, target: 
 
 
 def _unfinished(search: Search) -> Iterator[str]:
-    if search.exhausted:
+    if search.interrupted:
+        yield (
+            f"The search was interrupted after {search.compiles} compilations: this is the best plan until then. Called again, autoremat.plan "
+            "goes on from what is known."
+        )
+    elif search.exhausted:
         yield (
             f"The search ended after {search.compiles} compilations, with plans left that may recompute less. Cheapest fix, if the gap "
             'matters: effort="optimal", or call autoremat.plan again: it goes on from what is known.'

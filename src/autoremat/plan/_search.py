@@ -53,9 +53,19 @@ class Search:
     budget: int
     effort: str = "balanced"
     compiles: int = field(default=0, init=False)
+    interrupted: bool = field(default=False, init=False)
 
     def run(self) -> Measured | None:
-        """The best plan that fits, or `None`."""
+        """The best plan that fits, or `None`. Interrupted (Ctrl-C), the best one until then; without one, the interrupt goes on."""
+        try:
+            return self._run()
+        except KeyboardInterrupt:
+            self.interrupted = True
+            if self.best() is None:
+                raise
+            return self.best()
+
+    def _run(self) -> Measured | None:
         baseline = self._measure(0, -1)
         if baseline is not None and self.fits(baseline):
             return baseline
