@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -74,6 +75,29 @@ def flax_linen() -> tuple[Step, tuple[Any, ...]]:
     return jax.jit(train, donate_argnums=0), (state, x)
 
 
+class Block(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.up, self.down = nnx.Linear(WIDTH, WIDTH, rngs=rngs), nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.dropout = nnx.Dropout(0.1, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return x + self.dropout(self.down(nnx.gelu(self.up(x))))
+
+
+def flax_nnx() -> tuple[Step, tuple[Any, ...]]:
+    """What NNX differentiates can be called only once, and returns the state of its random numbers."""
+    net = nnx.Sequential(*(Block(nnx.Rngs(i)) for i in range(LAYERS)))
+    graph, state = nnx.split((net, nnx.Optimizer(net, ADAM, wrt=nnx.Param)))
+
+    def train(state: Any, x: Any) -> Any:
+        net, optimizer = nnx.merge(graph, state)
+        value, gradient = nnx.value_and_grad(lambda net: (net(x) ** 2).mean())(net)
+        optimizer.update(net, gradient)
+        return nnx.state((net, optimizer)), value
+
+    return jax.jit(train, donate_argnums=0), (state, jax.random.normal(jax.random.key(1), (BATCH, WIDTH)))
+
+
 def equinox() -> tuple[Step, tuple[Any, ...]]:
     net = eqx.nn.MLP(WIDTH, WIDTH, WIDTH, LAYERS, activation=jax.nn.gelu, key=jax.random.key(0))
     params, static = eqx.partition(net, eqx.is_array)
@@ -96,12 +120,15 @@ def copies(args: Any) -> Any:
 
 
 def assert_close(a: Any, b: Any, tolerance: float = 2e-4) -> None:
+    def array(x: Any) -> Any:
+        return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+
     jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=tolerance, atol=tolerance), a, b
+        lambda x, y: np.testing.assert_allclose(array(x), array(y), rtol=tolerance, atol=tolerance), a, b
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [plain, flax_linen, equinox])
+@pytest.mark.parametrize("make", [plain, flax_linen, flax_nnx, equinox])
 def test_a_step_fits(make: Callable[[], tuple[Step, tuple[Any, ...]]]) -> None:
     """Within the memory, as compiled; the same results; and an account that adds up to what the compiler says."""
     train, args = make()
@@ -204,6 +231,35 @@ def test_of_two_gradients_the_one_that_keeps_most() -> None:
     found = ar.fit(train, params, x, memory=int(0.8 * whole.peak_bytes))
     assert found.plan.function == "generator"
     assert any("other gradients, too" in note and "critic" in note for note in found.notes)
+    assert_close(found.step(params, x), train(params, x))
+
+
+def test_checkpoints_of_the_user_stay_where_nothing_is_planned() -> None:
+    """Those in what is planned are replaced, as by `autoremat.plan`."""
+    params = plain()[1][0]
+    x = jax.random.normal(jax.random.key(5), (BATCH, WIDTH))
+
+    def small(params: Any, x: Any) -> Any:
+        return jax.checkpoint(layer)(x, params[0]).mean()
+
+    def large(params: Any, x: Any) -> Any:
+        return loss([params[0]], jax.checkpoint(lambda x: loss_of(params, x))(x))
+
+    def loss_of(params: Any, x: Any) -> Any:
+        for w in params:
+            x = layer(x, w)
+        return x
+
+    def train(params: Any, x: Any) -> Any:
+        return jax.grad(small)(params, x), jax.grad(large)(params, x)
+
+    found = ar.fit(train, params, x, memory="1GiB")
+    assert found.plan.function == "large"
+    assert found.plan.recompute_flops == 0
+    assert any("holds 1 checkpoint(s) already" in note for note in found.notes)
+    assert ar.jaxpr_flops(found.step, params, x) < ar.jaxpr_flops(train, params, x)
+    written = str(jax.make_jaxpr(found.step)(params, x))
+    assert written.count("remat") + written.count("checkpoint") > 0
     assert_close(found.step(params, x), train(params, x))
 
 

@@ -85,6 +85,11 @@ def planned_function(traced: Traced, decisions: Decisions) -> Callable[..., Any]
     return evaluate_with(program, traced.constants, traced.out_tree, traced.name)
 
 
+def written_function(traced: Traced) -> Callable[..., Any]:
+    """The function as the user wrote it, without calling it a second time."""
+    return evaluate_with(traced.written, traced.written_constants, traced.out_tree, traced.name)
+
+
 def evaluate_with(program: Jaxpr, constants: tuple[Any, ...], out_tree: Any, name: str) -> Callable[..., Any]:
     """A function of pytrees that runs a program of leaves."""
 

@@ -21,7 +21,7 @@ from autoremat._errors import PlanMismatchError
 from autoremat.graph import fingerprint
 from autoremat.graph._trace import trace_graph
 from autoremat.measure import abstract
-from autoremat.plan._program import planned_function, shardings_key
+from autoremat.plan._program import planned_function, shardings_key, written_function
 from autoremat.plan._rewrite import Decisions
 from autoremat.plan._trace import Traced, trace
 
@@ -56,7 +56,10 @@ class _Active:
 
 
 class _Through:
-    """Called with each function that is about to be differentiated. What is differentiated inside it is its own affair."""
+    """Called with each function that is about to be differentiated. What is differentiated inside it is its own affair.
+
+    `handle` says with which decisions it is differentiated; `None`: as it is written.
+    """
 
     def __init__(self, handle: Callable[[Traced, tuple[Any, ...]], Decisions | None]) -> None:
         self.handle = handle
@@ -75,10 +78,12 @@ class _Through:
         finally:
             self._busy = False
         decisions = self.handle(traced, primals)
-        return fun if decisions is None else self._alone(planned_function(traced, decisions))
+        # Not the function itself: it may be one that can be called only once, as those of Flax NNX are.
+        other = written_function(traced) if decisions is None else planned_function(traced, decisions)
+        return self._alone(other)
 
     def _alone(self, planned: Callable[..., Any]) -> Callable[..., Any]:
-        """The planned function, in which nothing is replaced any more."""
+        """The function, in which nothing is replaced any more."""
 
         def run(*args: Any) -> Any:
             self._busy = True
@@ -98,7 +103,7 @@ def find_sites(step: Callable[..., Any], args: tuple[Any, ...]) -> Sites:
         types = tuple(_type(c) for c in traced.constants)
         shapes = jax.tree.map(_type, primals)
         # Without the constants, which are values of the trace that is going on.
-        blank = replace(traced, constants=(), leaves=())
+        blank = replace(traced, constants=(), leaves=(), written_constants=())
         sites.found.setdefault(traced.fingerprint, Site(blank, types, shapes, has_aux=_has_aux(traced)))
         return None
 
@@ -173,7 +178,7 @@ class PlannedStep:
             found = self.decisions.get(traced.fingerprint)
             if found is not None:
                 used.append(traced.fingerprint)
-            return found or None
+            return found
 
         seen: list[str] = []
         key = _Active(tuple(sorted(self.decisions.items())))

@@ -21,7 +21,7 @@ class Traced:
     """A function as a program: `jaxpr: (constants, leaves) -> outs`, calls inlined, dead code removed.
 
     `differentiated` are the inputs that `argnums` selects, `graph` the forward graph, `fingerprint` its name. `dissolved` counts
-    the checkpoints that the function had.
+    the checkpoints that the function had; `written: (constants, leaves) -> outs` is the program with them, as the user wrote it.
     """
 
     jaxpr: Jaxpr
@@ -32,7 +32,9 @@ class Traced:
     graph: Graph
     fingerprint: str
     name: str
-    dissolved: int = 0
+    dissolved: int
+    written: Jaxpr
+    written_constants: tuple[Any, ...]
 
 
 def trace(
@@ -64,6 +66,8 @@ def trace(
         fingerprint=fingerprint(graph),
         name=getattr(fun, "__name__", type(fun).__name__),
         dissolved=count_checkpoints(opened),
+        written=opened,
+        written_constants=tuple(constants),
     )
 
 
