@@ -55,7 +55,8 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A policy and a plan at its peak; no plan where the policy does not fit the device."""
+    """A policy and a plan at its peak; no plan where the policy does not fit the device. `more`: the FLOPs were missed at the policy's peak,
+    and this plan had the slack in addition."""
 
     policy: str
     theirs: Figures
@@ -63,6 +64,7 @@ class Row:
     compiles: int
     seconds: float
     compile_seconds: float
+    more: bool = False
 
     @property
     def reached(self) -> bool:
@@ -141,6 +143,8 @@ def rows(target: str, model: Model, effort: str) -> Iterator[Row]:
             yield Row(policy=name, theirs=theirs, ours=None, compiles=0, seconds=0.0, compile_seconds=0.0)
             continue
         ours, plan = plan_for(target, model, loss, theirs.peak_bytes, effort)
+        if more := ours.flops > FLOP_SLACK * theirs.flops:
+            ours, plan = plan_for(target, model, loss, int(MEMORY_SLACK * theirs.peak_bytes), effort)
         yield Row(
             policy=name,
             theirs=theirs,
@@ -148,6 +152,7 @@ def rows(target: str, model: Model, effort: str) -> Iterator[Row]:
             compiles=plan.compiles,
             seconds=plan.seconds,
             compile_seconds=plan.compile_seconds,
+            more=more,
         )
 
 
@@ -199,7 +204,7 @@ def cells(target: str, form: str, row: Row) -> list[str]:
         str(row.compiles),
         f"{row.seconds:.0f}",
         f"{row.compile_seconds:.0f}",
-        "reached" if row.reached else "**missed**",
+        ("reached" if row.reached else "**missed**") + (" (with 1 % more)" if row.more else ""),
     ]
 
 
@@ -233,7 +238,7 @@ def model_cells(result: Result) -> list[str]:
 TEXT = (
     "Peaks in MB (10^6 bytes), arguments and outputs included: of a TPU the compiler's own, of a GPU arguments + outputs + temporaries - aliases. GFLOP are "
     "counted over the emitted program, loops times their trips; in brackets the compiler's own count, which counts the body of a loop once (there is none for "
-    "GPUs). The budget of a plan is the policy's peak. Reached: peak at most 1 % above the policy's, FLOPs at most 0.5 %."
+    "GPUs). The budget of a plan is the policy's peak, and 1 % more where FLOPs are missed within it, which the last column says. Reached: peak at most 1 % above the policy's, FLOPs at most 0.5 %."
 )
 
 

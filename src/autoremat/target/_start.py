@@ -13,6 +13,11 @@ _DEVICE_FILES = ("/dev/nvidia*", "/dev/dxg", "/dev/kfd", "/dev/accel*", "/dev/vf
 """Of NVIDIA's driver, of that of WSL, of AMD's, of TPUs."""
 
 
+def has_accelerator() -> bool:
+    """Whether the driver of an accelerator is there."""
+    return any(glob.glob(pattern) for pattern in _DEVICE_FILES)
+
+
 def start_without_accelerators() -> None:
     """Let JAX start with the CPU alone where there is nothing else and nobody chose.
 
@@ -20,6 +25,6 @@ def start_without_accelerators() -> None:
     user (`JAX_PLATFORMS`, `jax.config`) and a JAX that has started stay as they are.
     """
     chosen = os.environ.get("JAX_PLATFORMS") or chosen_platforms()
-    if chosen or backends_are_initialized() or any(glob.glob(pattern) for pattern in _DEVICE_FILES):
+    if chosen or backends_are_initialized() or has_accelerator():
         return
     jax.config.update("jax_platforms", "cpu")

@@ -13,6 +13,7 @@ from autoremat._errors import TargetError
 from autoremat.target._gpu import target_config
 from autoremat.target._installed import compiler_of
 from autoremat.target._names import Name, parse
+from autoremat.target._start import has_accelerator
 
 _TPU_ENVIRONMENT = {"TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_WORKER_HOSTNAMES": "localhost"}
 """What libtpu asks the machine about when it is loaded: any machine there is will do, since none is used."""
@@ -44,6 +45,8 @@ def _tpus(name: Name) -> Any:
     model = name.device.name.partition(":")[2]
     for key, value in _TPU_ENVIRONMENT.items():
         os.environ.setdefault(key, value)
+    if not has_accelerator():
+        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # a lock that is for those who run on a TPU
     # One chip is a part of a host's: not every version of libtpu knows hosts with one.
     shape = name.shape if name.count > 1 else HOST[model]
     title = f"{model}:{'x'.join(map(str, shape))}"
