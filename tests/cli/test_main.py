@@ -159,4 +159,6 @@ def test_a_reader_that_leaves_is_no_error(model: Path):
         process.stdout.close()
         errors = process.stderr.read().decode()
     assert process.returncode == codes.UNEXPECTED
-    assert errors == ""
+    # JAX 0.10's plug-in for GPUs, where it is installed, says by itself that there is none.
+    of_jax = ("absl::InitializeLog()", "Could not find cuda drivers")
+    assert [line for line in errors.splitlines() if not any(text in line for text in of_jax)] == []

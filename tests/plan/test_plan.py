@@ -553,10 +553,11 @@ class Impatient:
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.enough = False
+        self.enough = self.ended = False
 
     def compiling(self, what: str) -> None:
         if self.enough:
+            self.ended = True
             raise KeyboardInterrupt
 
     def compiled(self, what: str, use: ar.MemoryUse) -> None:
@@ -572,9 +573,11 @@ def test_an_interrupt_ends_with_the_best_plan_so_far() -> None:
     w, x = jnp.eye(32), jnp.ones((4096, 32))
     whole = ar.measure(jax.value_and_grad(f), w, x).peak_bytes
     budget = int(0.7 * whole)
-    plan = ar.plan(f, w, x, budget=budget, effort="optimal", progress=Impatient(budget))
+    progress = Impatient(budget)
+    plan = ar.plan(f, w, x, budget=budget, effort="optimal", progress=progress)
     assert plan.peak_bytes <= budget
-    assert any("The search was interrupted after" in note for note in plan.notes)
+    # With some compilers nothing is left to try once a plan fits.
+    assert any("The search was interrupted after" in note for note in plan.notes) == progress.ended
     again = ar.plan(f, w, x, budget=budget, effort="optimal")
     assert again.recompute_flops <= plan.recompute_flops
     assert not any("interrupted" in note for note in again.notes)
