@@ -399,7 +399,7 @@ def test_for_a_device_that_is_not_there() -> None:
 
 
 def test_the_largest_batch() -> None:
-    """One more multiple does not fit, whatever is recomputed."""
+    """Larger than what fits as it is, and one more multiple was tried in vain."""
     train, (params, state, x) = plain()
     memory = ar.measure(train, params, state, x[:256]).peak_bytes
     size, found = ar.largest_batch(
@@ -409,10 +409,9 @@ def test_the_largest_batch() -> None:
     assert size > 256
     assert found.plan.peak_bytes <= memory
     assert found.account.batch == size * WIDTH * 4
-    with pytest.raises(ar.InfeasibleBudgetError):
-        ar.fit(
-            train, params, state, jax.ShapeDtypeStruct((size + 128, WIDTH), x.dtype), memory=memory, reserve=0
-        )
+    assert not any("may fit" in note for note in found.notes)
+    more = jax.ShapeDtypeStruct((size + 128, WIDTH), x.dtype)
+    assert ar.measure(train, params, state, more).peak_bytes > memory
 
 
 # ------------------------------------------------------------------------------------------------------------- bad input

@@ -28,7 +28,7 @@ def largest_batch(
     - `multiple`: the size must be a multiple of this, such as the number of devices that a batch is divided among.
     - `options`: those of `autoremat.fit`.
 
-    **Returns:** the size, and the `Fit` for it. The size is the largest multiple that fits, unless `MAX_TRIED` sizes were not enough to
+    **Returns:** the size, and the `Fit` for it. The size is the largest multiple for which a plan was found with this effort, unless `MAX_TRIED` sizes were not enough to
     find it, which a note of the fit says.
 
     **Raises:** `InfeasibleBudgetError` if not even the smallest batch fits; `ValueError` if the argument is no batch; what `fit` raises.
