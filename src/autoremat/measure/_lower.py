@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,16 +24,14 @@ def abstract(x: Any) -> Any:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
 
 
-def lower(
-    fun: Callable[..., Any], args: tuple[Any, ...], target: Target, jit_options: Mapping[str, Any]
-) -> Any:
+def lower(fun: Callable[..., Any], args: tuple[Any, ...], target: Target) -> Any:
     """`jit(fun)`, or `fun` if it can be lowered already, lowered for the shapes of `args` on a target, of which nothing need be there.
 
     Shardings over a mesh of other devices, or an abstract one, are moved to the devices of the target. Raises `TargetError` if it has
     not as many.
     """
     shapes = jax.tree.map(abstract, args)
-    jitted: Any = fun if hasattr(fun, "lower") and not jit_options else jax.jit(fun, **jit_options)
+    jitted: Any = fun if hasattr(fun, "lower") else jax.jit(fun)
     if target.attached:
         return jitted.lower(*shapes)
     placed = place(shapes, target)

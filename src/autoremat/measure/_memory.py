@@ -96,7 +96,6 @@ def compile_memory(
     *args: Any,
     target: Target | None = None,
     compiler_options: Mapping[str, Any] | None = None,
-    **jit_options: Any,
 ) -> tuple[MemoryUse, Any]:
     """Compile `jit(fun)` for the shapes of `args`; returns its memory and the compiled program.
 
@@ -104,7 +103,7 @@ def compile_memory(
     """
     where = resolve(target)
     start = time.perf_counter()
-    lowered = lower(fun, args, where, jit_options)
+    lowered = lower(fun, args, where)
     try:
         compiled = lowered.compile(compiler_options=dict(compiler_options or {}))
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
@@ -117,7 +116,6 @@ def memory_of(
     *args: Any,
     target: Target,
     compiler_options: Mapping[str, Any],
-    **jit_options: Any,
 ) -> MemoryUse:
     """The memory of `jit(fun)` alone: of a program that was compiled before, in any process, it is read from disk.
 
@@ -125,7 +123,7 @@ def memory_of(
     the compiler fails otherwise.
     """
     start = time.perf_counter()
-    lowered = lower(fun, args, target, jit_options)
+    lowered = lower(fun, args, target)
     key, known = cached_use(MemoryUse, lowered, target, compiler_options)
     if known is not None:
         return known

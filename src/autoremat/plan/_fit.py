@@ -256,7 +256,7 @@ def _notes(before: Account, plan: Plan, others: Sequence[str]) -> Iterator[str]:
         what = " and ".join(f"{name} ({size:,} bytes)" for name, size in largest)
         yield (
             f"Activations are not what fills the memory: without recomputation they take {before.activations:,} of {before.total:,} bytes, "
-            f"and {what} most. What would help: {_help(largest[0][0])}."
+            f"and {what} most. What would help: {_HELP[largest[0][0]]}."
         )
     if plan.memory.compiler_reruns:
         yield (
@@ -279,7 +279,3 @@ _HELP = {
     "temporaries": "a smaller batch, or a fused kernel for the operation that needs most (autoremat.plan names it)",
     "activations": "recomputation",
 }
-
-
-def _help(name: str) -> str:
-    return _HELP[name]

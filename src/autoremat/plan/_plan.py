@@ -248,7 +248,9 @@ def plan(
     `CompileError`; `TargetError`; `PlanMismatchError` if several processes (`jax.distributed`) find different plans.
     """
     candidates = prepare(fun, args, argnums, has_aux, target, compiler_options, progress)
-    return best_plan(candidates, parse_budget(budget, "autoremat.plan"), effort, "autoremat.plan")
+    wanted = parse_budget(budget, "autoremat.plan")
+    check_effort(effort, "autoremat.plan")
+    return best_plan(candidates, wanted, effort, "autoremat.plan")
 
 
 def check_effort(effort: str, what: str) -> None:
@@ -261,7 +263,6 @@ def check_effort(effort: str, what: str) -> None:
 
 def best_plan(candidates: Candidates, budget: Budget, effort: str, what: str) -> Plan:
     """The plan with the least recomputation of those compiled that meet the budget. `what` is asked for it, for messages."""
-    check_effort(effort, what)
     before = set(candidates.record.measured)
     baseline = _baseline(candidates, budget, what)
     limit = budget.resolve(baseline.use.peak_bytes if baseline else 0)
@@ -359,10 +360,7 @@ def _to_plan(
         compiles=len(new),
         grouping="as it is" if chosen.index < 0 else candidates.record.variants[chosen.variant].name,
         decisions=candidates.decisions(chosen.variant, chosen.index),
-        notes=(
-            *_notes(chosen, baseline, traced.dissolved, candidates.target),
-            *(_unfinished(search) if search else ()),
-        ),
+        notes=(*_notes(chosen, baseline, traced.dissolved, candidates.target), *_unfinished(search)),
         arguments=argument_types(traced.graph),
         operations=tuple(op.primitive for op in traced.graph.ops),
         environment=environment() | {"compiler": candidates.target.compiler},

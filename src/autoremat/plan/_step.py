@@ -48,13 +48,6 @@ class Sites:
     out: Any = None
 
 
-@dataclass(frozen=True)
-class _Active:
-    """The decisions for the functions that a step differentiates, by their fingerprints."""
-
-    decisions: tuple[tuple[str, Decisions], ...]
-
-
 class _Through:
     """Called with each function that is about to be differentiated. What is differentiated inside it is its own affair.
 
@@ -153,7 +146,7 @@ class PlannedStep:
         if not self.compiler_options or any(isinstance(x, Tracer) for x in leaves):
             with self._active():
                 return self.jitted(*args, **kwargs)
-        key = (tree, tuple(jax.typeof(x) for x in leaves), shardings_key(leaves))
+        key = (tree, tuple((jax.typeof(x), getattr(x, "sharding", None)) for x in leaves))
         if key not in self._compiled:
             lowered = self.lower(*args, **kwargs)
             self._compiled[key] = lowered.compile(compiler_options=self.compiler_options)
@@ -181,8 +174,7 @@ class PlannedStep:
             return found
 
         seen: list[str] = []
-        key = _Active(tuple(sorted(self.decisions.items())))
-        with _context(key), gradients_through(_Through(decide)):
+        with _context(tuple(self.decisions.items())), gradients_through(_Through(decide)):
             yield
         if seen and not used:
             raise PlanMismatchError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoremat.cost import Device
 
@@ -14,7 +14,7 @@ class Gpu:
     """What XLA wants to know of a GPU beside its memory and bandwidth.
 
     `capability` is the compute capability; sizes are bytes. Sources: NVIDIA's CUDA C++ Programming Guide, "Compute Capabilities"
-    (limits by capability), and the architecture papers of A100, H100 and Blackwell (multiprocessors, second-level cache, clock).
+    (limits by capability), and the architecture papers of A100 and H100 (multiprocessors, second-level cache, clock).
     """
 
     title: str
@@ -27,37 +27,33 @@ class Gpu:
     clock_ghz: float
 
 
-def _ampere(title: str) -> Gpu:
-    return Gpu(
-        title=title,
-        capability=(8, 0),
-        multiprocessors=108,
-        float32_units=64,
-        shared_per_multiprocessor=164 * _KIB,
-        shared_per_block=163 * _KIB,
-        l2_bytes=40 * _MIB,
-        clock_ghz=1.41,
-    )
+_AMPERE = Gpu(
+    title="NVIDIA A100-SXM4-40GB",
+    capability=(8, 0),
+    multiprocessors=108,
+    float32_units=64,
+    shared_per_multiprocessor=164 * _KIB,
+    shared_per_block=163 * _KIB,
+    l2_bytes=40 * _MIB,
+    clock_ghz=1.41,
+)
 
-
-def _hopper(title: str) -> Gpu:
-    return Gpu(
-        title=title,
-        capability=(9, 0),
-        multiprocessors=132,
-        float32_units=128,
-        shared_per_multiprocessor=228 * _KIB,
-        shared_per_block=227 * _KIB,
-        l2_bytes=50 * _MIB,
-        clock_ghz=1.98,
-    )
-
+_HOPPER = Gpu(
+    title="NVIDIA H100 80GB HBM3",
+    capability=(9, 0),
+    multiprocessors=132,
+    float32_units=128,
+    shared_per_multiprocessor=228 * _KIB,
+    shared_per_block=227 * _KIB,
+    l2_bytes=50 * _MIB,
+    clock_ghz=1.98,
+)
 
 GPUS = {
-    "gpu:a100-40gb": _ampere("NVIDIA A100-SXM4-40GB"),
-    "gpu:a100-80gb": _ampere("NVIDIA A100-SXM4-80GB"),
-    "gpu:h100": _hopper("NVIDIA H100 80GB HBM3"),
-    "gpu:h200": _hopper("NVIDIA H200"),
+    "gpu:a100-40gb": _AMPERE,
+    "gpu:a100-80gb": replace(_AMPERE, title="NVIDIA A100-SXM4-80GB"),
+    "gpu:h100": _HOPPER,
+    "gpu:h200": replace(_HOPPER, title="NVIDIA H200"),
 }
 """By the names of `autoremat.cost.DEVICES`."""
 
