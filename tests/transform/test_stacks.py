@@ -214,9 +214,12 @@ def test_stacks(
     try:
         theirs = run(stacked(program, stack, inner, outer, THEIRS))(*args)
     except ValueError as error:
-        # JAX's own does not know that a loop in a branch has no tangent, in the second reverse pass.
-        assume("Reverse-mode differentiation does not work for lax.while_loop" not in str(error))
-        raise
+        # JAX's own does not know that a loop in a branch has no tangent, in the second reverse pass; and makes operands of branches
+        # varying that vary already. Then no checkpoint at all is the oracle.
+        refused = ("Reverse-mode differentiation does not work for lax.while_loop", "pvary")
+        if not any(text in str(error) for text in refused):
+            raise
+        return
     assert_same(ours, theirs, rtol=1e-8)
 
 
