@@ -32,8 +32,20 @@ LAYERS: dict[str, set[str]] = {
     "transform": {"graph", "cost", "solve", "storage"},
     "target": {"cost"},
     "measure": {"graph", "cost", "target"},
-    "predict": {"graph", "cost", "solve", "transform", "target"},
-    "plan": {"graph", "cost", "solve", "storage", "transform", "target", "measure", "predict", "report"},
+    "sharding": {"graph", "transform"},
+    "predict": {"graph", "cost", "solve", "transform", "target", "sharding"},
+    "plan": {
+        "graph",
+        "cost",
+        "solve",
+        "storage",
+        "transform",
+        "target",
+        "measure",
+        "sharding",
+        "predict",
+        "report",
+    },
     "report": {"graph", "cost", "solve"},
     "cli": {
         "graph",
@@ -43,6 +55,7 @@ LAYERS: dict[str, set[str]] = {
         "transform",
         "target",
         "measure",
+        "sharding",
         "predict",
         "plan",
         "report",
@@ -52,7 +65,7 @@ LAYERS: dict[str, set[str]] = {
 FILES = {"_errors", "_compat"}
 MAY_USE = {
     "_errors": set(LAYERS) | {"_compat"},
-    "_compat": {"transform", "target", "measure", "predict", "plan"},
+    "_compat": {"transform", "target", "measure", "sharding", "predict", "plan"},
     "autoremat": {"cli"},
 }
 WITHOUT_JAX = {"graph", "cost", "solve", "report"}

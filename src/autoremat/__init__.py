@@ -7,6 +7,7 @@ from autoremat._errors import AutorematError as AutorematError
 from autoremat._errors import AutorematWarning as AutorematWarning
 from autoremat._errors import BudgetError as BudgetError
 from autoremat._errors import CompileError as CompileError
+from autoremat._errors import CostTableError as CostTableError
 from autoremat._errors import DifferentiationError as DifferentiationError
 from autoremat._errors import EffectError as EffectError
 from autoremat._errors import InfeasibleBudgetError as InfeasibleBudgetError
@@ -18,6 +19,7 @@ from autoremat._errors import TargetError as TargetError
 from autoremat._errors import UnknownPrimitiveWarning as UnknownPrimitiveWarning
 from autoremat._errors import UnmatchedNameWarning as UnmatchedNameWarning
 from autoremat.cost import Cost as Cost
+from autoremat.cost import CostTable as CostTable
 from autoremat.cost import register_cost as register_cost
 from autoremat.measure import MemoryUse as MemoryUse
 from autoremat.measure import jaxpr_flops as jaxpr_flops
@@ -27,6 +29,7 @@ from autoremat.plan import Fit as Fit
 from autoremat.plan import Frontier as Frontier
 from autoremat.plan import FrontierPoint as FrontierPoint
 from autoremat.plan import Plan as Plan
+from autoremat.plan import calibrate as calibrate
 from autoremat.plan import fit as fit
 from autoremat.plan import frontier as frontier
 from autoremat.plan import largest_batch as largest_batch
@@ -60,6 +63,8 @@ __all__ = [
     "BudgetError",
     "CompileError",
     "Cost",
+    "CostTable",
+    "CostTableError",
     "DifferentiationError",
     "EffectError",
     "Equation",
@@ -81,6 +86,7 @@ __all__ = [
     "TargetInfo",
     "UnknownPrimitiveWarning",
     "UnmatchedNameWarning",
+    "calibrate",
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",

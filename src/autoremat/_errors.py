@@ -68,6 +68,10 @@ class CompileError(AutorematError):
         self.out_of_memory = out_of_memory
 
 
+class CostTableError(AutorematError, ValueError):
+    """A file is no cost table, or a table was measured on another device, or for another program."""
+
+
 class TargetError(AutorematError, ValueError):
     """A target that is unknown, or whose compiler is missing."""
 

@@ -189,8 +189,8 @@ def test_what_depends_on_constants_alone_counts_nothing() -> None:
     assert relax(jax.value_and_grad(fun), (jnp.ones((64, 64)),), CPU).least_cost(4 * 64 * 64) == 0
 
 
-def test_devices_share_what_is_kept() -> None:
-    """The types say the bytes of whole arrays; a budget is of one device."""
+def test_devices_share_what_is_kept_and_the_work() -> None:
+    """The types say the bytes of whole arrays; a budget, and the time, are of one device."""
     mesh = Mesh(np.array(jax.devices()[:4]), ("batch",))
     ws, x = arguments()
     sharded = jax.device_put(x, NamedSharding(mesh, PartitionSpec("batch")))
@@ -201,7 +201,8 @@ def test_devices_share_what_is_kept() -> None:
         CPU,
     )
     for n in (0, 10_000, 30_000, 50_000):
-        assert found.least_cost(n) == inside.least_cost(n) == relaxed(unrolled).least_cost(4 * n)
+        alone = relaxed(unrolled).least_cost(4 * n)
+        assert found.least_cost(n) == inside.least_cost(n) == (alone // 4 if alone < math.inf else alone)
 
 
 def test_random_bits_that_may_not_be_drawn_twice_are_kept() -> None:

@@ -13,7 +13,7 @@ from jax import lax
 import autoremat as ar
 from autoremat._compat import open_jaxpr
 from autoremat.predict import XLA_CPU, XLA_CPU_0_10, Compiler
-from autoremat.predict._flatten import flatten
+from autoremat.predict._flatten import divide, flatten
 from autoremat.predict._fuse import kernels
 from autoremat.predict._order import depth_first
 from autoremat.predict._peak import peak
@@ -25,7 +25,8 @@ PLAIN = Compiler(name="no library")
 
 
 def flat(fun: Callable[..., Any], *args: Any) -> Program:
-    return flatten(open_jaxpr(jax.make_jaxpr(fun)(*args))[0])
+    jaxpr = open_jaxpr(jax.make_jaxpr(fun)(*args))[0]
+    return flatten(jaxpr, divide(jaxpr, args))
 
 
 def names(program: Program) -> list[str]:

@@ -21,7 +21,7 @@ from autoremat._compat import open_jaxpr
 from autoremat._errors import UnmatchedNameWarning
 from autoremat.measure import compile_memory, default_compiler_options
 from autoremat.predict import predict
-from autoremat.predict._flatten import flatten
+from autoremat.predict._flatten import divide, flatten
 from autoremat.predict._fuse import kernels
 from autoremat.predict._order import depth_first
 from autoremat.predict._predict import compiler_for
@@ -125,7 +125,8 @@ def test_order(wrap: str) -> None:
     loss, args = perceptron(WRAPS[wrap])
     gradient = jax.value_and_grad(loss)
     theirs = product_bytes(compiled(gradient, args)[1])
-    program = flatten(open_jaxpr(jax.make_jaxpr(gradient)(*args))[0])
+    jaxpr, constants = open_jaxpr(jax.make_jaxpr(gradient)(*args))
+    program = flatten(jaxpr, divide(jaxpr, (*constants, *jax.tree.leaves(args))))
     made = kernels(program, compiler_for("cpu"))
     ran = [made.instructions[i] for i in depth_first(made)]
     ours = [made.nbytes[k.outputs[0]] for k in ran if k.primitive == "dot_general"]

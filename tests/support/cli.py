@@ -53,5 +53,12 @@ def chatty():
         return loss(w, x)
     return noisy, (jnp.eye(16), jnp.ones((4096, 16)))
 
+def step():
+    import jax
+
+    def step(w, x):
+        return w - 0.1 * jax.grad(loss)(w, x)
+    return jax.jit(step, donate_argnums=0), (jnp.eye(16), jnp.ones((4096, 16)))
+
 number = 3
 """

@@ -6,8 +6,16 @@ import click
 
 from autoremat.cli._data import frontier_data
 from autoremat.cli._input import Spec
-from autoremat.cli._options import gradient_options, json_option, load, spec_argument, target_option
+from autoremat.cli._options import (
+    costs_option,
+    gradient_options,
+    json_option,
+    load,
+    spec_argument,
+    target_option,
+)
 from autoremat.cli._output import Output
+from autoremat.cost import CostTable
 from autoremat.measure import jaxpr_flops
 from autoremat.plan import frontier
 from autoremat.report import frontier_report
@@ -26,6 +34,7 @@ from autoremat.report import frontier_report
 @click.option("--all", "everything", is_flag=True, help="Show every plan in the table.")
 @gradient_options
 @target_option
+@costs_option
 @json_option
 def frontier_command(
     *,
@@ -35,6 +44,7 @@ def frontier_command(
     argnums: int | tuple[int, ...] | None,
     has_aux: bool,
     target: str | None,
+    costs: CostTable | None,
     as_json: bool,
 ) -> None:
     """Show the trade of memory against recomputation, as a plot and a table."""
@@ -48,6 +58,7 @@ def frontier_command(
             has_aux=example.has_aux,
             target=target,
             compiled=compiled,
+            costs=costs,
             progress=progress,
         )
         data = frontier_data(result, jaxpr_flops(example.fun, *example.args))

@@ -14,8 +14,10 @@ import click
 
 import autoremat
 from autoremat._errors import AutorematError, AutorematWarning
+from autoremat.cli._calibrate import calibrate_command
 from autoremat.cli._demo_command import demo_command
 from autoremat.cli._errors import EXIT_CODES, INTERRUPTED, OK, UNEXPECTED, error_data, exit_code
+from autoremat.cli._fit import fit_command
 from autoremat.cli._frontier import frontier_command
 from autoremat.cli._plan import plan_command
 from autoremat.cli._residuals import residuals_command
@@ -36,7 +38,15 @@ def group() -> None:
     """
 
 
-for command in (plan_command, residuals_command, frontier_command, targets_command, demo_command):
+for command in (
+    plan_command,
+    fit_command,
+    residuals_command,
+    frontier_command,
+    targets_command,
+    calibrate_command,
+    demo_command,
+):
     group.add_command(command)
     command.epilog = EXIT_CODES
 

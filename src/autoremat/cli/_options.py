@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from autoremat.cli._input import Example, Spec, load_example, read_argnums, read_spec
+from autoremat.cost import CostTable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -20,6 +22,28 @@ target_option = click.option(
     "--target",
     metavar="NAME",
     help="Where it will run, such as tpu:v5e or gpu:h100 (see `autoremat targets`); left out, this machine's backend.",
+)
+
+
+def _read_costs(context: click.Context, parameter: click.Parameter, path: Path | None) -> CostTable | None:
+    return None if path is None else CostTable.load(path)
+
+
+costs_option = click.option(
+    "--costs",
+    callback=_read_costs,
+    type=click.Path(path_type=Path),
+    metavar="COSTS.json",
+    help="Times measured by `autoremat calibrate`; left out, published rates.",
+)
+
+
+effort_option = click.option(
+    "--effort",
+    type=click.Choice(["fast", "balanced", "optimal"]),
+    default="balanced",
+    show_default=True,
+    help="fast tries one way to stage the program, balanced all promising ones, optimal compiles many more.",
 )
 
 

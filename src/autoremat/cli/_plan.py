@@ -8,8 +8,17 @@ from typing import Any
 import click
 
 from autoremat.cli._input import Spec
-from autoremat.cli._options import gradient_options, json_option, load, spec_argument, target_option
+from autoremat.cli._options import (
+    costs_option,
+    effort_option,
+    gradient_options,
+    json_option,
+    load,
+    spec_argument,
+    target_option,
+)
 from autoremat.cli._output import Output, check_out, writing
+from autoremat.cost import CostTable
 from autoremat.plan import plan
 from autoremat.plan._plan import summarize
 from autoremat.report import plan_report
@@ -26,13 +35,8 @@ from autoremat.report import plan_report
 @click.option("--force", is_flag=True, help="Overwrite the file of --out.")
 @gradient_options
 @target_option
-@click.option(
-    "--effort",
-    type=click.Choice(["fast", "balanced", "optimal"]),
-    default="balanced",
-    show_default=True,
-    help="fast tries one way to stage the program, balanced all promising ones, optimal compiles many more.",
-)
+@costs_option
+@effort_option
 @json_option
 def plan_command(
     *,
@@ -43,6 +47,7 @@ def plan_command(
     argnums: int | tuple[int, ...] | None,
     has_aux: bool,
     target: str | None,
+    costs: CostTable | None,
     effort: str,
     as_json: bool,
 ) -> None:
@@ -68,6 +73,7 @@ def plan_command(
             has_aux=example.has_aux,
             target=target,
             effort=effort,
+            costs=costs,
             progress=progress,
         )
     data: dict[str, Any] = summarize(result)

@@ -3,6 +3,7 @@
 from autoremat.cost._annotate import graph_costs as graph_costs
 from autoremat.cost._annotate import graph_flops as graph_flops
 from autoremat.cost._annotate import op_picoseconds as op_picoseconds
+from autoremat.cost._annotate import runs_programs as runs_programs
 from autoremat.cost._devices import DEVICES as DEVICES
 from autoremat.cost._devices import Device as Device
 from autoremat.cost._devices import device as device
@@ -17,3 +18,5 @@ from autoremat.cost._registry import op_cost as op_cost
 from autoremat.cost._registry import register_cost as register_cost
 from autoremat.cost._registry import registered_primitives as registered_primitives
 from autoremat.cost._rules import elementwise as elementwise
+from autoremat.cost._table import CostTable as CostTable
+from autoremat.cost._table import op_key as op_key

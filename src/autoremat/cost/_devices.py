@@ -22,7 +22,8 @@ class Device:
 
     Bandwidths are bytes per second, one direction for links. `matrix_flops_per_s` maps a dtype to FLOPs per
     second of the matrix unit. `interconnect_bytes_per_s` is what one device sends along one axis of a ring.
-    `source` says where each number is published, or how it was derived.
+    `source` says where each number is published, or how it was derived. `measured` maps operations to seconds that were measured
+    (see `CostTable`).
     """
 
     name: str
@@ -33,6 +34,7 @@ class Device:
     host_link_bytes_per_s: float
     interconnect_bytes_per_s: float
     source: str
+    measured: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
 
     def matrix_rate(self, dtype: str) -> float:
         """Return the FLOPs per second of a product of `dtype`.
@@ -70,14 +72,15 @@ def seconds(cost: Cost, device: Device, dtype: str = "float32", *, fusible: bool
     """Return the seconds that `cost` takes on `device`: a roofline.
 
     **Arguments:** `dtype` is the type of the operands of its products. `fusible` work reads and writes
-    nothing of its own, so that its arithmetic alone counts; otherwise the slower of arithmetic and memory
-    does, plus the communication.
+    nothing of its own, so that of the two its arithmetic alone counts; otherwise the slower of arithmetic and
+    memory does. Communication is added.
     """
     arithmetic = cost.matrix_flops / device.matrix_rate(dtype) + cost.vector_flops / device.vector_flops_per_s
+    communication = cost.collective_bytes / device.interconnect_bytes_per_s
     if fusible:
-        return arithmetic
+        return arithmetic + communication
     memory = cost.bytes_moved / device.memory_bandwidth
-    return max(arithmetic, memory) + cost.collective_bytes / device.interconnect_bytes_per_s
+    return max(arithmetic, memory) + communication
 
 
 def picoseconds(

@@ -49,7 +49,8 @@ class Op:
     `params` holds plain Python data only. `inner` are the graphs of sub-programs (the body of a
     `scan`, the branches of a `cond`), each executed `trips` times by one execution of the op (for a
     `cond` one branch of them is). `repeatable` is false for what may not run a second time: effects that
-    JAX refuses to repeat, random bits that depend on the partitioning.
+    JAX refuses to repeat, random bits that depend on the partitioning. Its work is divided evenly among `devices`; for that each of them
+    sends `sent_bytes` to others.
     """
 
     id: int
@@ -61,6 +62,8 @@ class Op:
     trips: int = 1
     repeatable: bool = True
     source: str = ""
+    devices: int = 1
+    sent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

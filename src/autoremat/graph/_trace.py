@@ -13,7 +13,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.extend.core as jex
@@ -23,6 +23,23 @@ from autoremat.graph._ir import Graph, Op, Value
 
 EffectAllowed = Callable[[Any], bool]
 SourceOf = Callable[[Any], str]
+
+
+class Division(Protocol):
+    """How a program is divided among devices: bytes of a variable on one of them, by how many an equation's work is divided, and
+    what one of them has to send for it."""
+
+    def nbytes(self, var: Any) -> int:
+        """Bytes of a variable on one device."""
+        ...
+
+    def devices(self, eqn: Any) -> int:
+        """Among how many devices the work of an equation is divided."""
+        ...
+
+    def sent_bytes(self, eqn: Any) -> int:
+        """Bytes that one device sends to others for it."""
+        ...
 
 
 def allows_named_axes(effect: object) -> bool:
@@ -42,16 +59,17 @@ def trace_graph(
     free: Iterable[Any] = (),
     effect_allowed: EffectAllowed = allows_named_axes,
     source_of: SourceOf = source_of,
+    shards: Division | None = None,
 ) -> tuple[Graph, dict[Any, int]]:
     """Return the graph of `jaxpr`, and the value id of each of its variables.
 
     **Arguments:** `jaxpr` is a `Jaxpr`, or a `ClosedJaxpr`, whose constants become inputs. `demanded` are
     variables that the backward pass reads, `free` arguments that are alive anyway. `effect_allowed` says of
-    an effect that an equation with it may run again.
+    an effect that an equation with it may run again. `shards` say how it is divided among devices; left out, as its types say.
 
     **Danger:** a variable of `demanded` or `free` that is not bound by `jaxpr` itself raises `KeyError`.
     """
-    builder = _Builder(effect_allowed, source_of, frozenset(free))
+    builder = _Builder(effect_allowed, source_of, frozenset(free), shards)
     graph = builder.build(_open(jaxpr), demanded)
     missing = builder.free - builder.ids.keys()
     if missing:
@@ -62,10 +80,17 @@ def trace_graph(
 class _Builder:
     """Numbers the variables of one jaxpr and collects its ops."""
 
-    def __init__(self, effect_allowed: EffectAllowed, source_of: SourceOf, free: frozenset[Any]) -> None:
+    def __init__(
+        self,
+        effect_allowed: EffectAllowed,
+        source_of: SourceOf,
+        free: frozenset[Any],
+        shards: Division | None,
+    ) -> None:
         self.effect_allowed = effect_allowed
         self.source_of = source_of
         self.free = free
+        self.shards = shards
         self.values: list[Value] = []
         self.ids: dict[Any, int] = {}
 
@@ -82,6 +107,8 @@ class _Builder:
 
     def _new(self, var: Any, producer: int | None = None, name: str | None = None) -> int:
         shape, dtype, nbytes = aval_size(var.aval)
+        if self.shards is not None:
+            nbytes = self.shards.nbytes(var)
         i = len(self.values)
         free = producer is None and var in self.free
         self.values.append(
@@ -107,10 +134,12 @@ class _Builder:
             trips=_trips(eqn) if inner else 1,
             repeatable=all(map(self.effect_allowed, eqn.effects)) and not draws_unrepeatable_bits(eqn),
             source=self.source_of(eqn),
+            devices=self.shards.devices(eqn) if self.shards is not None else 1,
+            sent_bytes=self.shards.sent_bytes(eqn) if self.shards is not None else 0,
         )
 
     def _inner(self, jaxpr: Any) -> Graph:
-        return _Builder(self.effect_allowed, self.source_of, frozenset()).build(jaxpr, ())
+        return _Builder(self.effect_allowed, self.source_of, frozenset(), self.shards).build(jaxpr, ())
 
     def _counted(self, programs: Iterable[tuple[Any, int]]) -> Graph:
         """A graph that runs each program so many times: one op for each, without operands."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,16 +152,35 @@ def _refused(
         return None
     number, unit = (found[1], found[2]) if found[1] else (found[3], found[4])
     peak = int(float(number) * _UNITS[unit])
-    arguments, outputs = nbytes(place(jax.tree.map(abstract, args), target)), nbytes(lowered.out_info)
+    placed = jax.tree.leaves(place(jax.tree.map(abstract, args), target))
+    arguments = nbytes(placed)
+    outputs, aliases = _returned(lowered, placed)
     return MemoryUse(
         argument_bytes=arguments,
         output_bytes=outputs,
-        temp_bytes=max(0, peak - arguments - outputs),
-        alias_bytes=0,
+        temp_bytes=max(0, peak - arguments - outputs + aliases),
+        alias_bytes=aliases,
         peak_bytes=peak,
         seconds=seconds,
         fits=False,
     )
+
+
+def _returned(lowered: Any, arguments: Sequence[Any]) -> tuple[int, int]:
+    """Bytes of the results on one device, and of those among them that take the place of donated arguments.
+
+    How results are divided is the compiler's to say, which refused: those of the type of an argument are taken to be divided as it is.
+    """
+    infos = [(x, info.donated) for x, info in zip(arguments, jax.tree.leaves(lowered.args_info), strict=True)]
+    outputs = aliases = 0
+    for out in jax.tree.leaves(lowered.out_info):
+        alike = [i for i, (x, _) in enumerate(infos) if (x.shape, x.dtype) == (out.shape, out.dtype)]
+        # Donated ones first: a compiler puts results there.
+        found = min(alike, key=lambda i: not infos[i][1], default=None)
+        like, donated = infos.pop(found) if found is not None else (out, False)
+        outputs += nbytes([like])
+        aliases += nbytes([like]) if donated else 0
+    return outputs, aliases
 
 
 def _explained(error: BaseException) -> CompileError:

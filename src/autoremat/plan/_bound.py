@@ -31,7 +31,7 @@ parts is below the whole. Schedules that keep snapshots of the carry are covered
   reductions, sorts and kernels count.
 - Equal operations on equal operands are one.
 - What is computed from constants alone (of the program, or of a loop) is free: it is folded, or computed once.
-- Values that several devices share are spread over all of them evenly.
+- Values and work that several devices share are spread over all of them evenly.
 - What branches, inner calls and loops return is free, since parts of them can run again; only bodies of `scan` are looked into.
 
 **What is not covered**: a compiler that replaces an operation that counts by cheaper ones, or runs it again on its own account;
@@ -41,6 +41,7 @@ values kept outside of the device's memory. Seconds are those of the cost model.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -86,9 +87,10 @@ CHEAP = 2
 
 @dataclass(frozen=True, slots=True)
 class Relaxation:
-    """`bounds` of the picoseconds of recomputation, one for each turn, by the bytes on all `devices` together.
+    """`bounds` of the picoseconds of recomputation of one device that does it all, one for each turn, by the bytes on all `devices`
+    together.
 
-    `step_cost`: picoseconds of a step without recomputation.
+    `step_cost`: picoseconds of a step without recomputation, its work divided evenly.
     """
 
     bounds: tuple[LowerBound, ...]
@@ -100,7 +102,8 @@ class Relaxation:
 
         Infinite if there is none.
         """
-        return max((bound.at(nbytes * self.devices) for bound in self.bounds), default=0)
+        least = max((bound.at(nbytes * self.devices) for bound in self.bounds), default=0)
+        return least // self.devices if least < math.inf else least
 
     @property
     def least_bytes(self) -> int:
@@ -121,10 +124,11 @@ def relax(gradient: Callable[..., Any], args: Sequence[Any], device: Device) -> 
     counts = [i for i, e in enumerate(level.eqns) if not is_fusible(e.primitive.name)]
     turns = find_turns(level.eqns, returned, counts)
     graph, _ = trace_graph(program, source_of=lambda eqn: "")
+    devices = _devices(program, args)
     return Relaxation(
         bounds=tuple(LowerBound(list(level.parts(turn.before, turn.after))) for turn in turns),
-        devices=_devices(program, args),
-        step_cost=sum(graph_costs(graph, device)),
+        devices=devices,
+        step_cost=sum(graph_costs(graph, device)) // devices,
     )
 
 

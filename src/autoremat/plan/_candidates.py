@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax
 
-from autoremat.cost import Device
+from autoremat.cost import CostTable, Device
 from autoremat.measure import MemoryUse, abstract, memory_of
 from autoremat.plan._bound import Relaxation, relax
+from autoremat.plan._calibrate import coverage
 from autoremat.plan._path import Path, build_path
 from autoremat.plan._program import Program
 from autoremat.plan._rewrite import Decisions, decide
@@ -24,6 +25,7 @@ from autoremat.plan._stages import Builder, Stage, partitions
 from autoremat.plan._stages import Program as Staged
 from autoremat.plan._trace import Traced
 from autoremat.predict import predict
+from autoremat.sharding import WHOLE, Shards
 from autoremat.target import Target
 
 
@@ -87,14 +89,19 @@ def record_for(key: Any) -> Record:
 
 @dataclass
 class Candidates:
-    """Builds and compiles the candidate plans of a traced function."""
+    """Builds and compiles the candidate plans of a traced function.
+
+    `notes`: what a user should know of how they are priced. Raises `CostTableError` if `costs` are of another device or program.
+    """
 
     traced: Traced
     program: Program
     target: Target
     options: dict[str, Any]
     progress: Progress
+    costs: CostTable | None = None
     record: Record = field(init=False)
+    notes: tuple[str, ...] = field(default=(), init=False)
     trace_seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -103,14 +110,18 @@ class Candidates:
             self.program.key,
             self.target.name,
             tuple(sorted(self.options.items())),
+            _costs_key(self.costs),
             jax.config.read("jax_enable_x64"),
         )
         self.record = record_for(key)
+        if self.costs is not None:
+            self.costs.price(self.target.device)
+            self.notes = (coverage(self.costs, self.traced),)
 
     @property
     def device(self) -> Device:
-        """The device whose rates price recomputation."""
-        return self.target.device
+        """The device whose rates, or measured times, price recomputation."""
+        return self.target.device if self.costs is None else self.costs.price(self.target.device)
 
     def variants(self) -> Iterator[Variant]:
         """The candidate ways to stage the program, the most promising first; each is built when it is asked for."""
@@ -123,7 +134,9 @@ class Candidates:
         """The variant of this number, or `None` if there are not so many."""
         start = time.perf_counter()
         if self.record.source is None:
-            self.record.source = build_variants(self.traced, self.device, FENCES[self.target.platform])
+            shards = self.program.shards
+            fences = fences_for(self.target.platform, divided=bool(shards.mesh))
+            self.record.source = build_variants(self.traced, self.device, fences, shards)
         while len(self.record.variants) <= number and (found := next(self.record.source, None)) is not None:
             self.record.variants.append(found)
         self.record.seconds += time.perf_counter() - start
@@ -190,6 +203,13 @@ class Candidates:
         return memory_of(whole, *self.program.args, target=self.target, compiler_options=self.options)
 
 
+def _costs_key(costs: CostTable | None) -> Hashable:
+    if costs is None:
+        return None
+    rates = (costs.memory_bandwidth, costs.vector_flops_per_s, *sorted(costs.matrix_flops_per_s.items()))
+    return rates, tuple(sorted(costs.seconds.items()))
+
+
 FENCES = {"cpu": ("dependence", "barrier"), "tpu": ("barrier",), "cuda": ("barrier",), "rocm": ("barrier",)}
 """Of each platform the kinds of fences that are tried (see `transform._fence`), the most promising first.
 
@@ -197,14 +217,21 @@ XLA for CPUs drops barriers before it schedules; those for accelerators do not, 
 """
 
 
-def build_variants(traced: Traced, on: Device, fences: Sequence[str]) -> Iterator[Variant]:
+def fences_for(platform: str, *, divided: bool) -> tuple[str, ...]:
+    """The kinds of fences to try. XLA for CPUs drops barriers before it merges what equals, where it divides a program among devices."""
+    return ("dependence",) if platform == "cpu" and divided else FENCES[platform]
+
+
+def build_variants(
+    traced: Traced, on: Device, fences: Sequence[str], shards: Shards = WHOLE
+) -> Iterator[Variant]:
     """Cut the program into stages in each promising way, solve the stages, and order the plans."""
-    builder = Builder(on)
+    builder = Builder(on, shards)
     active = set(traced.differentiated)
     # Everything that the caller passes in is alive until the gradient is done.
     free = set(traced.jaxpr.invars)
     seen: set[Any] = set()
-    for name, spans in partitions(traced.jaxpr, active):
+    for name, spans in partitions(traced.jaxpr, shards, active):
         for halve in (False, True) if any(s.loop for s in spans) else (False,):
             builder.halve_loops = halve
             program, _ = builder.program(traced.jaxpr, spans, active, free, 1, "")

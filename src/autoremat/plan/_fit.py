@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from autoremat._errors import BudgetError, DifferentiationError, PlanMismatchError
+from autoremat.cost import CostTable
 from autoremat.measure import abstract, default_compiler_options
 from autoremat.plan._account import Account, account
 from autoremat.plan._candidates import Candidates, Progress
@@ -74,6 +75,7 @@ def fit(
     reserve: int | str = "5%",
     compiler_options: Mapping[str, Any] | None = None,
     effort: str = "balanced",
+    costs: CostTable | None = None,
     plan: Plan | None = None,
     progress: Progress | None = None,
 ) -> Fit:
@@ -88,7 +90,7 @@ def fit(
     - `step`, `args`: the step, jitted as you jit it or not at all, and example arguments: arrays, or `jax.ShapeDtypeStruct`s, with
         their shardings.
     - `memory`: bytes of one device: an int, or a string such as `"16GiB"`. Left out: what the target has.
-    - `target`, `compiler_options`, `effort`, `progress`: as in `autoremat.plan`.
+    - `target`, `compiler_options`, `effort`, `costs`, `progress`: as in `autoremat.plan`.
     - `reserve`: of the memory, what must stay free for what no program shows: fragmentation, the runtime, other programs. Bytes, or a
         share of the memory.
     - `plan`: a plan that was made by `fit` before, for the same step: it is compiled and checked, and nothing is searched.
@@ -110,7 +112,7 @@ def fit(
     sites = find_sites(step, args)
     options = default_compiler_options(where.platform) if compiler_options is None else dict(compiler_options)
     site, others = _choose(step, sites, args, where, options, plan)
-    candidates = _candidates(step, args, site, sites, where, options, progress)
+    candidates = _candidates(step, args, site, sites, where, options, progress, costs)
     candidates.trace_seconds = time.perf_counter() - start
     if plan is None:
         found = best_plan(candidates, Budget(nbytes=whole - spared), effort, "autoremat.fit")
@@ -187,9 +189,10 @@ def _candidates(
     target: Target,
     options: dict[str, Any],
     progress: Progress | None,
+    costs: CostTable | None = None,
 ) -> Candidates:
     program = StepProgram(step, args, site, sites.fingerprint)
-    return Candidates(site.traced, program, target, options, progress or Silent())
+    return Candidates(site.traced, program, target, options, progress or Silent(), costs)
 
 
 def _kept(candidates: Candidates) -> int:
@@ -231,9 +234,8 @@ def _result(
     others: Sequence[str],
 ) -> Fit:
     shapes = jax.tree.map(abstract, args)
-    devices = candidates.relaxation().devices
-    everything = _kept(candidates) // devices
-    kept = plan.kept_bytes // devices if plan.checkpoints else everything
+    everything = _kept(candidates)
+    kept = plan.kept_bytes if plan.checkpoints else everything
     divided = account(shapes, sites.out, site.primals, kept, plan.memory)
     baseline = candidates.record.measured.get((0, -1))
     before = (

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoremat._compat import Var
-from autoremat.graph._trace import aval_size
 from autoremat.plan._stages import Program, Stage
 from autoremat.solve import Chain, Keep, Link, Reversal, Reversals, Way
 from autoremat.transform._jaxpr import is_var
@@ -78,7 +77,7 @@ def chain_of(program: Program) -> Chain:
         eqns = program.jaxpr.eqns[
             stage.span.start : stages[i + 1].span.start if i + 1 < n else stage.span.stop
         ]
-        widest = max(aval_size(v.aval)[2] for e in eqns for v in e.outvars)
+        widest = max(program.shards.nbytes(v) for e in eqns for v in e.outvars)
         working = entering + max(kept) + leaving
         links.append(
             Link(
@@ -108,7 +107,7 @@ def _borders(program: Program, stages: Sequence[Stage]) -> tuple[tuple[int, ...]
     sizes = np.zeros((len(stages), len(stages)), np.int64)
     for v, reader in last.items():
         if made[v] >= 0:
-            sizes[made[v], reader] += aval_size(v.aval)[2]
+            sizes[made[v], reader] += program.shards.nbytes(v)
     n = len(stages)
     return tuple(tuple(int(sizes[i:j, j:].sum()) if i < j else 0 for j in range(n)) for i in range(n))
 

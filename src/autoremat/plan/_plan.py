@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autoremat._errors import BudgetError, CompileError, InfeasibleBudgetError, PlanMismatchError
+from autoremat.cost import CostTable
 from autoremat.graph import Graph
 from autoremat.measure import MemoryUse, default_compiler_options, environment
 from autoremat.plan._bound import Relaxation, room
@@ -220,6 +221,7 @@ def plan(
     target: str | Target | None = None,
     compiler_options: Mapping[str, Any] | None = None,
     effort: str = "balanced",
+    costs: CostTable | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Find what to keep and what to recompute so that the gradient of `fun` fits into `budget`.
@@ -239,15 +241,16 @@ def plan(
         stored in the plan.
     - `effort`: `"fast"` tries one way to cut the program into stages and compiles few plans, `"balanced"` all promising ways;
         `"optimal"` compiles every plan that may fit and recompute less than the best one known.
+    - `costs`: measured times of operations (`autoremat.calibrate`); left out, the published rates of the target.
     - `progress`: told of each compilation. Ctrl-C ends the search with the best plan so far, if there is one.
 
     **Returns:** a `Plan`. Equal calls return equal plans; a smaller budget never a higher peak.
 
     **Raises:** `BudgetError` if the budget cannot be read; `InfeasibleBudgetError` if nothing fits, with the lowest peak
     reached and what sets it; `DifferentiationError` if there is nothing to differentiate or the result is no scalar;
-    `CompileError`; `TargetError`; `PlanMismatchError` if several processes (`jax.distributed`) find different plans.
+    `CompileError`; `TargetError`; `CostTableError` if `costs` is of another device or program; `PlanMismatchError` if several processes (`jax.distributed`) find different plans.
     """
-    candidates = prepare(fun, args, argnums, has_aux, target, compiler_options, progress)
+    candidates = prepare(fun, args, argnums, has_aux, target, compiler_options, progress, costs)
     wanted = parse_budget(budget, "autoremat.plan")
     check_effort(effort, "autoremat.plan")
     return best_plan(candidates, wanted, effort, "autoremat.plan")
@@ -311,6 +314,7 @@ def prepare(
     target: str | Target | None,
     compiler_options: Mapping[str, Any] | None,
     progress: Progress | None,
+    costs: CostTable | None = None,
 ) -> Candidates:
     """Trace and check the function; nothing is compiled yet."""
     where = resolve(target)
@@ -320,7 +324,7 @@ def prepare(
     check_differentiable(traced, args, chosen, has_aux)
     options = default_compiler_options(where.platform) if compiler_options is None else dict(compiler_options)
     program = LossProgram(traced, args, chosen, isinstance(argnums, int), has_aux)
-    candidates = Candidates(traced, program, where, options, progress or Silent())
+    candidates = Candidates(traced, program, where, options, progress or Silent(), costs)
     candidates.trace_seconds = time.perf_counter() - start
     return candidates
 
@@ -360,7 +364,11 @@ def _to_plan(
         compiles=len(new),
         grouping="as it is" if chosen.index < 0 else candidates.record.variants[chosen.variant].name,
         decisions=candidates.decisions(chosen.variant, chosen.index),
-        notes=(*_notes(chosen, baseline, traced.dissolved, candidates.target), *_unfinished(search)),
+        notes=(
+            *candidates.notes,
+            *_notes(chosen, baseline, traced.dissolved, candidates.target),
+            *_unfinished(search),
+        ),
         arguments=argument_types(traced.graph),
         operations=tuple(op.primitive for op in traced.graph.ops),
         environment=environment() | {"compiler": candidates.target.compiler},
@@ -489,6 +497,7 @@ def frontier(
     target: str | Target | None = None,
     compiler_options: Mapping[str, Any] | None = None,
     compiled: int = 0,
+    costs: CostTable | None = None,
     progress: Progress | None = None,
 ) -> Frontier:
     """The trade of memory against recomputation for the gradient of `fun`.
@@ -498,7 +507,7 @@ def frontier(
 
     **Returns:** a `Frontier`.
     """
-    candidates = prepare(fun, args, argnums, has_aux, target, compiler_options, progress)
+    candidates = prepare(fun, args, argnums, has_aux, target, compiler_options, progress, costs)
     first = candidates.variant(0)
     if first is None:
         return Frontier(

@@ -12,6 +12,7 @@ from autoremat._compat import Jaxpr, eval_jaxpr
 from autoremat.measure import abstract
 from autoremat.plan._rewrite import Decisions, rewrite
 from autoremat.plan._trace import Traced
+from autoremat.sharding import Shards, shards_of_arrays
 
 
 class Program(Protocol):
@@ -40,6 +41,11 @@ class Program(Protocol):
         """What its compiled memory depends on, beside the function and the target."""
         ...
 
+    @property
+    def shards(self) -> Shards:
+        """How the values of the function's program are divided among devices."""
+        ...
+
     def whole(self, decisions: Decisions) -> Callable[..., Any]:
         """What is compiled, with decisions written in."""
         ...
@@ -63,6 +69,11 @@ class LossProgram:
     def key(self) -> Hashable:
         """How the arguments are differentiated and sharded."""
         return ("loss", self.argnums, self.has_aux, shardings_key(self.args))
+
+    @property
+    def shards(self) -> Shards:
+        """From the shardings of the arguments, and of arrays that the loss closes over."""
+        return shards_of_arrays(self.traced.jaxpr, (*self.traced.constants, *self.traced.leaves))
 
     def whole(self, decisions: Decisions) -> Callable[..., Any]:
         """`value_and_grad` of the planned loss."""

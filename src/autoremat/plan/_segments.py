@@ -21,7 +21,8 @@ from typing import Any
 from autoremat._compat import DropVar, Jaxpr, JaxprEqn, Var, new_jaxpr
 from autoremat.cost import is_fusible
 from autoremat.graph import fingerprint
-from autoremat.graph._trace import aval_size, trace_graph
+from autoremat.graph._trace import trace_graph
+from autoremat.sharding import Shards
 from autoremat.transform._jaxpr import free_vars, is_var, subjaxprs
 
 _WINDOWS = frozenset({"reduce_window_max", "reduce_window_min", "reduce_window"})
@@ -51,11 +52,6 @@ class Span:
     loop: bool = False
 
 
-def nbytes(var: Var) -> int:
-    """Bytes of a variable on one device."""
-    return aval_size(var.aval)[2]
-
-
 def dependents(jaxpr: Jaxpr, sources: set[Var]) -> set[Var]:
     """The variables that depend on `sources`."""
     found = set(sources)
@@ -70,7 +66,9 @@ def is_loop(eqn: JaxprEqn, active: set[Var]) -> bool:
     return eqn.primitive.name == "scan" and eqn.params["length"] > 1 and any(v in active for v in eqn.outvars)
 
 
-def crossings(jaxpr: Jaxpr, active: set[Var], streams: Collection[Var] = ()) -> tuple[list[int], list[int]]:
+def crossings(
+    jaxpr: Jaxpr, shards: Shards, active: set[Var], streams: Collection[Var] = ()
+) -> tuple[list[int], list[int]]:
     """For each position, how many activations cross it, and their bytes. Position k is before equation k.
 
     `streams` are inputs that count as activations from their first to their last use: what a loop carries, or the batch that
@@ -90,8 +88,8 @@ def crossings(jaxpr: Jaxpr, active: set[Var], streams: Collection[Var] = ()) -> 
     for v, end in last.items():
         counts[made[v] + 1] += 1
         counts[end + 1] -= 1
-        sizes[made[v] + 1] += nbytes(v)
-        sizes[end + 1] -= nbytes(v)
+        sizes[made[v] + 1] += shards.nbytes(v)
+        sizes[end + 1] -= shards.nbytes(v)
     for k in range(1, n + 1):
         counts[k] += counts[k - 1]
         sizes[k] += sizes[k - 1]
@@ -112,8 +110,8 @@ def _work_of(jaxpr: Jaxpr) -> Callable[[JaxprEqn], bool]:
     return _is_product if any(map(_is_product, jaxpr.eqns)) else _is_heavy
 
 
-def _produced(eqns: Sequence[JaxprEqn]) -> int:
-    return sum(nbytes(v) for e in eqns for v in e.outvars if not isinstance(v, DropVar))
+def _produced(eqns: Sequence[JaxprEqn], shards: Shards) -> int:
+    return sum(shards.nbytes(v) for e in eqns for v in e.outvars if not isinstance(v, DropVar))
 
 
 def batch_streams(jaxpr: Jaxpr, active: set[Var]) -> set[Var]:
@@ -126,23 +124,24 @@ def batch_streams(jaxpr: Jaxpr, active: set[Var]) -> set[Var]:
     return {v for v, at in uses.items() if at and at[-1] < len(jaxpr.eqns) / 3}
 
 
-def units(jaxpr: Jaxpr, active: set[Var], streams: Collection[Var] = ()) -> list[Span]:
+def units(jaxpr: Jaxpr, shards: Shards, active: set[Var], streams: Collection[Var] = ()) -> list[Span]:
     """The finest stages that make sense, in program order. See the module's docstring and `crossings`."""
-    counts, sizes = crossings(jaxpr, active, streams)
-    total = max(1, _produced(jaxpr.eqns))
+    counts, sizes = crossings(jaxpr, shards, active, streams)
+    total = max(1, _produced(jaxpr.eqns, shards))
     is_work = _work_of(jaxpr)
     spans: list[Span] = []
     start = 0
     for i, eqn in enumerate(jaxpr.eqns):
         if is_loop(eqn, active):
-            spans += _stretch(jaxpr, start, i, counts, sizes, total, is_work)
+            spans += _stretch(jaxpr, shards, start, i, counts, sizes, total, is_work)
             spans.append(Span(i, i + 1, loop=True))
             start = i + 1
-    return spans + _stretch(jaxpr, start, len(jaxpr.eqns), counts, sizes, total, is_work)
+    return spans + _stretch(jaxpr, shards, start, len(jaxpr.eqns), counts, sizes, total, is_work)
 
 
 def _stretch(
     jaxpr: Jaxpr,
+    shards: Shards,
     start: int,
     stop: int,
     counts: list[int],
@@ -156,7 +155,7 @@ def _stretch(
     borders = [start, *cuts, stop]
     refined: list[int] = []
     for a, b in itertools.pairwise(borders):
-        refined += [a, *_cut_wide(jaxpr, a, b, sizes, total)]
+        refined += [a, *_cut_wide(jaxpr, shards, a, b, sizes, total)]
     refined.append(stop)
     return _merge_light(jaxpr, [Span(a, b) for a, b in itertools.pairwise(refined)], is_work)
 
@@ -176,9 +175,9 @@ def _one_between_works(
     return sorted(best.values())
 
 
-def _cut_wide(jaxpr: Jaxpr, start: int, stop: int, sizes: list[int], total: int) -> list[int]:
+def _cut_wide(jaxpr: Jaxpr, shards: Shards, start: int, stop: int, sizes: list[int], total: int) -> list[int]:
     """Borders inside a stretch without articulation values, if it holds much of all activations."""
-    produced = _produced(jaxpr.eqns[start:stop])
+    produced = _produced(jaxpr.eqns[start:stop], shards)
     if produced < total / 8 or stop - start < 8:
         return []
     quarter = (stop - start) // 4
@@ -187,9 +186,9 @@ def _cut_wide(jaxpr: Jaxpr, start: int, stop: int, sizes: list[int], total: int)
     if sizes[best] > produced / 4:
         return []
     return [
-        *_cut_wide(jaxpr, start, best, sizes, total),
+        *_cut_wide(jaxpr, shards, start, best, sizes, total),
         best,
-        *_cut_wide(jaxpr, best, stop, sizes, total),
+        *_cut_wide(jaxpr, shards, best, stop, sizes, total),
     ]
 
 
@@ -215,13 +214,15 @@ def subjaxpr(jaxpr: Jaxpr, span: Span, later: Container[Any]) -> Jaxpr:
     return new_jaxpr(free_vars(eqns), outs, eqns, jaxpr)
 
 
-def halves(jaxpr: Jaxpr, active: set[Var], carried: Collection[Var], length: int) -> list[Span]:
+def halves(
+    jaxpr: Jaxpr, shards: Shards, active: set[Var], carried: Collection[Var], length: int
+) -> list[Span]:
     """The body of a loop of so many iterations in two stages, cut where it helps most.
 
     What crosses the cut is kept for every iteration; what is gained is that only one stage works at a time.
     """
-    sizes = crossings(jaxpr, active, carried)[1]
-    made = [_produced([eqn]) for eqn in jaxpr.eqns]
+    sizes = crossings(jaxpr, shards, active, carried)[1]
+    made = [_produced([eqn], shards) for eqn in jaxpr.eqns]
     whole = sum(made)
     best, least, before = 0, whole, 0
     for k in range(1, len(made)):
@@ -238,11 +239,11 @@ def signature(jaxpr: Jaxpr) -> str:
     return fingerprint(graph)
 
 
-def groupings(jaxpr: Jaxpr, active: set[Var]) -> list[tuple[str, list[Span]]]:
+def groupings(jaxpr: Jaxpr, shards: Shards, active: set[Var]) -> list[tuple[str, list[Span]]]:
     """Candidate partitions into stages, the most promising first, each with a name for reports."""
-    spans = units(jaxpr, active, batch_streams(jaxpr, active))
+    spans = units(jaxpr, shards, active, batch_streams(jaxpr, active))
     found: list[tuple[str, list[Span]]] = []
-    sizes = crossings(jaxpr, active)[1]
+    sizes = crossings(jaxpr, shards, active)[1]
     repetition = find_repetition(jaxpr, sizes)
     if repetition is not None and not any(s.loop for s in spans):
         for layers in (1, 2, 4):
@@ -251,10 +252,10 @@ def groupings(jaxpr: Jaxpr, active: set[Var]) -> list[tuple[str, list[Span]]]:
                 found.append((name, _by_repetition(spans, repetition, layers)))
     found.append(("one stage a unit", spans))
     if not any(s.loop for s in spans):
-        lowest = ("lowest estimated peak", _lowest_peak(jaxpr, active))
+        lowest = ("lowest estimated peak", _lowest_peak(jaxpr, shards, active))
         found.insert(len(found) if repetition is not None else 0, lowest)
     for shares in (8, 4):
-        found.append((f"{shares} even stages", _even(jaxpr, spans, shares)))
+        found.append((f"{shares} even stages", _even(jaxpr, shards, spans, shares)))
     unique: list[tuple[str, list[Span]]] = []
     for name, partition in found:
         if partition not in [p for _, p in unique]:
@@ -349,16 +350,16 @@ def _join(spans: Sequence[Span]) -> list[Span]:
     return [Span(spans[0].start, spans[-1].stop)]
 
 
-def _lowest_peak(jaxpr: Jaxpr, active: set[Var]) -> list[Span]:
+def _lowest_peak(jaxpr: Jaxpr, shards: Shards, active: set[Var]) -> list[Span]:
     """The partition whose estimated peak is lowest if every stage keeps its border and nothing else.
 
     While a stage runs backward, the borders before it and its own working set are alive; later borders are gone.
     """
-    counts, sizes = crossings(jaxpr, active)
+    counts, sizes = crossings(jaxpr, shards, active)
     pieces = _pieces(jaxpr, counts, sizes)
     if len(pieces) > MAX_PIECES:
-        pieces = _even(jaxpr, pieces, MAX_PIECES)
-    estimate = _PeakEstimate.of(jaxpr, active, sizes, pieces)
+        pieces = _even(jaxpr, shards, pieces, MAX_PIECES)
+    estimate = _PeakEstimate.of(jaxpr, shards, active, sizes, pieces)
     low, high = 0, estimate.most() + 1
     best = estimate.groups_below(high) or [(0, len(pieces))]
     while high - low > max(1, high // 256):
@@ -395,7 +396,9 @@ class _PeakEstimate:
     outs: list[list[tuple[int, int]]]
 
     @staticmethod
-    def of(jaxpr: Jaxpr, active: set[Var], sizes: Sequence[int], pieces: Sequence[Span]) -> _PeakEstimate:
+    def of(
+        jaxpr: Jaxpr, shards: Shards, active: set[Var], sizes: Sequence[int], pieces: Sequence[Span]
+    ) -> _PeakEstimate:
         is_work = _work_of(jaxpr)
         made: dict[Var, int] = {}
         last: dict[Var, int] = {}
@@ -404,14 +407,14 @@ class _PeakEstimate:
             eqns = jaxpr.eqns[piece.start : piece.stop]
             inputs = [v for v in free_vars(eqns) if v in active and v in made]
             last.update((v, number) for v in inputs)
-            results = [_produced([e]) for e in eqns if is_work(e)]
-            widest.append(max([*results, *map(nbytes, inputs)], default=0))
+            results = [_produced([e], shards) for e in eqns if is_work(e)]
+            widest.append(max([*results, *map(shards.nbytes, inputs)], default=0))
             works.append(sum(results))
-            windows.append(max((_window_need(e) for e in eqns), default=0))
+            windows.append(max((_window_need(e, shards) for e in eqns), default=0))
             made.update((v, number) for e in eqns for v in e.outvars)
         outs: list[list[tuple[int, int]]] = [[] for _ in pieces]
         for v, reader in last.items():
-            outs[made[v]].append((reader, nbytes(v)))
+            outs[made[v]].append((reader, shards.nbytes(v)))
         return _PeakEstimate(widest, works, windows, [sizes[p.stop] for p in pieces], outs)
 
     def most(self) -> int:
@@ -454,17 +457,21 @@ class _PeakEstimate:
         return self.next[stop - 1] + max(at_window, results * 5 // 4 + max(self.widest[first:stop]))
 
 
-def _window_need(eqn: JaxprEqn) -> int:
+def _window_need(eqn: JaxprEqn, shards: Shards) -> int:
     """Bytes that the derivative of a window reduction may need: XLA on CPU makes an index array for each dimension, of the
     operand and of the result."""
     if eqn.primitive.name not in _WINDOWS:
         return 0
     operand = eqn.invars[0]
-    return (nbytes(operand) + _produced([eqn])) * (1 + len(operand.aval.shape)) if is_var(operand) else 0
+    return (
+        (shards.nbytes(operand) + _produced([eqn], shards)) * (1 + len(operand.aval.shape))
+        if is_var(operand)
+        else 0
+    )
 
 
-def _even(jaxpr: Jaxpr, spans: Sequence[Span], shares: int) -> list[Span]:
-    total = sum(_produced(jaxpr.eqns[s.start : s.stop]) for s in spans)
+def _even(jaxpr: Jaxpr, shards: Shards, spans: Sequence[Span], shares: int) -> list[Span]:
+    total = sum(_produced(jaxpr.eqns[s.start : s.stop], shards) for s in spans)
     result: list[Span] = []
     group: list[Span] = []
     size = 0
@@ -473,7 +480,7 @@ def _even(jaxpr: Jaxpr, spans: Sequence[Span], shares: int) -> list[Span]:
             result += [*_join(group), span]
             group, size = [], 0
             continue
-        produced = _produced(jaxpr.eqns[span.start : span.stop])
+        produced = _produced(jaxpr.eqns[span.start : span.stop], shards)
         if group and size + produced > total / shares:
             result += _join(group)
             group, size = [], 0

@@ -15,13 +15,14 @@ from typing import Any
 
 from autoremat._compat import Jaxpr, Var, is_ref, open_jaxpr, scan_sizes
 from autoremat.cost import Device, graph_costs, graph_flops, op_cost
-from autoremat.graph._trace import aval_size, trace_graph
+from autoremat.graph._trace import trace_graph
 from autoremat.plan._segments import Span, dependents, groupings, halves, signature, subjaxpr, units
+from autoremat.sharding import WHOLE, Shards, propagate
 from autoremat.solve import Assignment, frontier, pareto
 from autoremat.transform._derived import carry_alone
 from autoremat.transform._jaxpr import is_var
-from autoremat.transform._linearize import linearize
-from autoremat.transform._planned import JointProblem, PlannedPolicy, planned_policy, pose
+from autoremat.transform._linearize import Joint, linearize
+from autoremat.transform._planned import JointProblem, PlannedPolicy, forward_jaxpr, planned_policy, pose
 from autoremat.transform._split import may_run_again
 
 MAX_OPTIONS = 32
@@ -78,11 +79,12 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The stages and loops of a jaxpr; equations outside them run as they are."""
+    """The stages and loops of a jaxpr; equations outside them run as they are. `shards` say how its values are divided."""
 
     jaxpr: Jaxpr
     nodes: tuple[Stage | Loop, ...]
     ops: int
+    shards: Shards
 
     def stages(self) -> Iterator[Stage]:
         """All stages, those of loops included, in program order."""
@@ -106,13 +108,16 @@ class _Solved:
 
 @dataclass
 class Builder:
-    """Builds programs for one device. Equal stages are solved once: `solved` maps their structure to their options.
+    """Builds programs for one device, or for several among which values are divided as `shards` say.
+
+    Equal stages are solved once: `solved` maps their structure to their options.
 
     With `halve_loops` the body of a loop is two stages, else it is one. With `free_views` views cost nothing to make again
     (see `transform._planned.pose`).
     """
 
     device: Device
+    shards: Shards = WHOLE
     halve_loops: bool = False
     free_views: bool = False
     solved: dict[Any, _Solved] = field(default_factory=dict)
@@ -152,23 +157,25 @@ class Builder:
                         options=solved.options,
                         trips=trips,
                         label=f"{where}[{span.start}:{span.stop}]",
-                        input_bytes=sum(aval_size(v.aval)[2] for v in part.invars if v not in charged),
+                        input_bytes=sum(self.shards.nbytes(v) for v in part.invars if v not in charged),
                         forward_cost=solved.forward_cost,
                         forward_flops=solved.forward_flops,
                     )
                 )
             charged.update(part.invars)
-        return Program(jaxpr, tuple(nodes), ops), active
+        return Program(jaxpr, tuple(nodes), ops, self.shards), active
 
     def _solve(
         self, part: Jaxpr, nonzero: tuple[bool, ...], free: tuple[bool, ...], shared: tuple[int, ...]
     ) -> _Solved:
-        key = (signature(part), nonzero, free, shared, self.free_views)
+        divided = tuple(map(self.shards.of, (*part.invars, *(v for e in part.eqns for v in e.outvars))))
+        key = (signature(part), nonzero, free, shared, self.free_views, divided if any(divided) else ())
         if key not in self.solved:
             joint = linearize(part, nonzero)
-            posed = pose(joint, self.device, free, shared, free_views=self.free_views)
+            shards = self._shards_of(part, joint)
+            posed = pose(joint, self.device, free, shared, free_views=self.free_views, shards=shards)
             options = _options(posed, self.device) if any(joint.nonzero_outs) else ()
-            once, _ = trace_graph(part, source_of=lambda eqn: "")
+            once, _ = trace_graph(part, source_of=lambda eqn: "", shards=self.shards)
             self.solved[key] = _Solved(
                 options=options,
                 nonzero_outs=joint.nonzero_outs,
@@ -177,6 +184,14 @@ class Builder:
                 forward_flops=graph_flops(once),
             )
         return self.solved[key]
+
+    def _shards_of(self, part: Jaxpr, joint: Joint) -> Shards:
+        """How the values of the joint program are divided: its inputs and outputs are those of the part."""
+        ends = zip(
+            (*part.invars, *part.outvars), (*joint.inputs[: len(part.invars)], *joint.outs), strict=True
+        )
+        known = {v: self.shards.of(end) for end, v in ends if is_var(v)}
+        return propagate(forward_jaxpr(joint), known, self.shards.mesh)
 
     def _loop(
         self, jaxpr: Jaxpr, index: int, active: set[Var], free: set[Var], trips: int, where: str
@@ -194,11 +209,13 @@ class Builder:
         while True:
             seeds = {b for b, nz in zip(body.invars, nonzero, strict=True) if nz}
             carried = set(body.invars[num_consts : num_consts + num_carry])
-            finest = units(body, dependents(body, seeds), carried)
+            finest = units(body, self.shards, dependents(body, seeds), carried)
             if any(s.loop for s in finest):
                 spans = finest
             elif self.halve_loops:
-                spans = halves(body, dependents(body, seeds), carried, trips * eqn.params["length"])
+                spans = halves(
+                    body, self.shards, dependents(body, seeds), carried, trips * eqn.params["length"]
+                )
             else:
                 spans = [Span(0, len(body.eqns))]
             # What a body returns is stacked or carried once more beside a residual of the same value: `scan` does not see
@@ -213,8 +230,8 @@ class Builder:
                 break
             nonzero = grown
         active.update(v for v, nz in zip(eqn.outvars, outs, strict=True) if nz)
-        carry_bytes = sum(aval_size(v.aval)[2] for v in eqn.invars[num_consts : num_consts + num_carry])
-        step, _ = trace_graph(carry_alone(body, num_carry))
+        carry_bytes = sum(self.shards.nbytes(v) for v in body.invars[num_consts : num_consts + num_carry])
+        step, _ = trace_graph(carry_alone(body, num_carry), shards=self.shards)
         repeatable = may_run_again(eqn) and not any(is_ref(v.aval) for v in eqn.invars)
         loop = Loop(
             index=index,
@@ -294,6 +311,6 @@ def _inside(low: Any, high: Any) -> Fraction:
     return (Fraction(low) + Fraction(high)) / 2
 
 
-def partitions(jaxpr: Jaxpr, active: set[Var]) -> list[tuple[str, list[Span]]]:
+def partitions(jaxpr: Jaxpr, shards: Shards, active: set[Var]) -> list[tuple[str, list[Span]]]:
     """The candidate partitions of a program into stages."""
-    return groupings(jaxpr, dependents(jaxpr, active))
+    return groupings(jaxpr, shards, dependents(jaxpr, active))

@@ -15,27 +15,43 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
-from autoremat._compat import Tracer, differentiated_name, eval_jaxpr, gradients_through, open_jaxpr
+from autoremat._compat import (
+    Jaxpr,
+    Tracer,
+    differentiated_name,
+    eval_jaxpr,
+    gradients_through,
+    is_ref,
+    open_jaxpr,
+)
 from autoremat._errors import PlanMismatchError
 from autoremat.graph import fingerprint
-from autoremat.graph._trace import trace_graph
+from autoremat.graph._trace import tag_of, trace_graph
 from autoremat.measure import abstract
 from autoremat.plan._program import planned_function, shardings_key, written_function
 from autoremat.plan._rewrite import Decisions
 from autoremat.plan._trace import Traced, trace
+from autoremat.sharding import WHOLE, Shards, Spec, propagate, shards_of_arrays
+from autoremat.transform._jaxpr import all_eqns
 
 _context = jax.make_user_context(None)
 
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """A function that a step differentiates: traced, without the values of its constants; the types of these and of the primals."""
+    """A function that a step differentiates: traced, without the values of its constants; the types of these and of the primals.
+
+    `shards`: how the values of its program are divided among devices.
+    """
 
     traced: Traced
     constants: tuple[Any, ...]
     primals: tuple[Any, ...]
     has_aux: bool
+    shards: Shards = WHOLE
 
 
 @dataclass
@@ -51,10 +67,10 @@ class Sites:
 class _Through:
     """Called with each function that is about to be differentiated. What is differentiated inside it is its own affair.
 
-    `handle` says with which decisions it is differentiated; `None`: as it is written.
+    `handle` says what is differentiated in its place.
     """
 
-    def __init__(self, handle: Callable[[Traced, tuple[Any, ...]], Decisions | None]) -> None:
+    def __init__(self, handle: Callable[[Traced, tuple[Any, ...]], Callable[..., Any]]) -> None:
         self.handle = handle
         self.refused: list[str] = []
         self._busy = False
@@ -70,10 +86,7 @@ class _Through:
             return fun
         finally:
             self._busy = False
-        decisions = self.handle(traced, primals)
-        # Not the function itself: it may be one that can be called only once, as those of Flax NNX are.
-        other = written_function(traced) if decisions is None else planned_function(traced, decisions)
-        return self._alone(other)
+        return self._alone(self.handle(traced, primals))
 
     def _alone(self, planned: Callable[..., Any]) -> Callable[..., Any]:
         """The function, in which nothing is replaced any more."""
@@ -92,22 +105,62 @@ def find_sites(step: Callable[..., Any], args: tuple[Any, ...]) -> Sites:
     """Trace a step and note what it differentiates."""
     sites = Sites()
 
-    def note(traced: Traced, primals: tuple[Any, ...]) -> Decisions | None:
+    def note(traced: Traced, primals: tuple[Any, ...]) -> Callable[..., Any]:
         types = tuple(_type(c) for c in traced.constants)
         shapes = jax.tree.map(_type, primals)
         # Without the constants, which are values of the trace that is going on.
         blank = replace(traced, constants=(), leaves=(), written_constants=())
-        sites.found.setdefault(traced.fingerprint, Site(blank, types, shapes, has_aux=_has_aux(traced)))
-        return None
+        site = Site(blank, types, shapes, has_aux=_has_aux(traced))
+        return _marked(traced, sites.found.setdefault(traced.fingerprint, site).traced.fingerprint)
 
     through = _Through(note)
     shapes = jax.tree.map(abstract, args)
     with _context(object()), gradients_through(through):
-        jaxpr, out = jax.make_jaxpr(step, return_shape=True)(*shapes)
+        closed, out = jax.make_jaxpr(step, return_shape=True)(*shapes)
+    jaxpr, constants = open_jaxpr(closed)
     sites.refused = through.refused
-    sites.fingerprint = fingerprint(trace_graph(open_jaxpr(jaxpr)[0])[0])
+    sites.fingerprint = fingerprint(trace_graph(jaxpr)[0])
     sites.out = out
+    _divide(sites.found, jaxpr, shards_of_arrays(jaxpr, (*constants, *jax.tree.leaves(shapes))))
     return sites
+
+
+_MARK = "autoremat input"
+
+
+def _marked(traced: Traced, name: str) -> Callable[..., Any]:
+    """The function as it is written, the inputs of its program named: their shardings are known when the step has been traced."""
+
+    def mark(number: int, x: Any) -> Any:
+        is_array = jnp.ndim(x) > 0 and not is_ref(jax.typeof(x))
+        return checkpoint_name(x, f"{_MARK} {name} {number}") if is_array else x
+
+    hoisted = len(traced.constants) - len(traced.written_constants)
+    constants = tuple(mark(hoisted + i, x) for i, x in enumerate(traced.written_constants))
+    written = written_function(replace(traced, written_constants=constants))
+
+    def run(*args: Any) -> Any:
+        leaves, tree = jax.tree.flatten(args)
+        marked = [mark(len(traced.constants) + i, x) for i, x in enumerate(leaves)]
+        return written(*jax.tree.unflatten(tree, marked))
+
+    return run
+
+
+def _divide(found: dict[str, Site], jaxpr: Jaxpr, shards: Shards) -> None:
+    """Set the shards of sites from those of their inputs, where the step that holds them is divided."""
+    if not shards.mesh:
+        return
+    marks: dict[str, dict[int, Spec]] = {}
+    for eqn in all_eqns(jaxpr):
+        tag = tag_of(eqn) or ""
+        if tag.startswith(_MARK):
+            name, number = tag.removeprefix(_MARK).split()
+            marks.setdefault(name, {}).setdefault(int(number), shards.of(eqn.outvars[0]))
+    for name, specs in marks.items():
+        program = found[name].traced.jaxpr
+        known = {v: specs.get(i, ()) for i, v in enumerate(program.invars)}
+        found[name] = replace(found[name], shards=propagate(program, known, shards.mesh))
 
 
 def _type(x: Any) -> Any:
@@ -166,12 +219,14 @@ class PlannedStep:
     def _active(self) -> Iterator[None]:
         used: list[str] = []
 
-        def decide(traced: Traced, primals: tuple[Any, ...]) -> Decisions | None:
+        def decide(traced: Traced, primals: tuple[Any, ...]) -> Callable[..., Any]:
             seen.append(traced.name)
             found = self.decisions.get(traced.fingerprint)
-            if found is not None:
-                used.append(traced.fingerprint)
-            return found
+            if found is None:
+                # Not the function itself: it may be one that can be called only once, as those of Flax NNX are.
+                return written_function(traced)
+            used.append(traced.fingerprint)
+            return planned_function(traced, found)
 
         seen: list[str] = []
         with _context(tuple(self.decisions.items())), gradients_through(_Through(decide)):
@@ -206,6 +261,11 @@ class StepProgram:
     def key(self) -> Hashable:
         """The step, and how its arguments are sharded."""
         return ("step", self.fingerprint, shardings_key(self.args))
+
+    @property
+    def shards(self) -> Shards:
+        """From the shardings of the step's arguments."""
+        return self.site.shards
 
     def whole(self, decisions: Decisions) -> PlannedStep:
         """The step with decisions written in."""

@@ -10,15 +10,28 @@ import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from autoremat._compat import Jaxpr, JaxprEqn, dce, is_jaxpr, open_jaxpr, scan_sizes, source_of, trace
+from autoremat._compat import (
+    DropVar,
+    Jaxpr,
+    JaxprEqn,
+    Var,
+    dce,
+    is_jaxpr,
+    open_jaxpr,
+    scan_sizes,
+    source_of,
+    trace,
+)
 from autoremat.graph._trace import aval_size
 from autoremat.predict._fuse import LAYOUT_COPY
 from autoremat.predict._program import BARRIER, Instruction, Program, without_dead_code
+from autoremat.sharding import Shards, shards_of_arrays
 from autoremat.transform._jaxpr import CHECKPOINTS, OWN_DERIVATIVES, PLAIN_CALLS, is_var
 from autoremat.transform._linear_map import run_map
 from autoremat.transform._scan_primitives import run_scan, run_sweep
@@ -54,12 +67,15 @@ _SAME = frozenset(
 
 _INDEX_BYTES = 4
 
+GATHER, SCATTER = "all_gather", "reduce_scatter"
+"""What devices exchange where they divide values otherwise than work."""
 
-def flatten(jaxpr: Jaxpr) -> Program:
-    """The flat program of an open jaxpr; its constants come first among the inputs."""
+
+def flatten(jaxpr: Jaxpr, division: Division) -> Program:
+    """The flat program of an open jaxpr; its constants come first among the inputs. Sizes are those of one device."""
     live, _ = dce(jaxpr, [True] * len(jaxpr.outvars))
-    flattener = _Flattener()
-    inputs = [flattener.value(v.aval) for v in (*live.constvars, *live.invars)]
+    flattener = _Flattener(division)
+    inputs = [flattener.value(v) for v in (*live.constvars, *live.invars)]
     bound: dict[Any, Operand] = dict(zip((*live.constvars, *live.invars), inputs, strict=True))
     outs = flattener.run(live, bound)
     program = Program(
@@ -70,6 +86,45 @@ def flatten(jaxpr: Jaxpr) -> Program:
         outputs=tuple(v for v in outs if isinstance(v, int)),
     )
     return without_dead_code(program)
+
+
+class _Opened:
+    """The programs of operations that are lowered as functions of JAX, traced once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[Jaxpr, int]] = {}
+
+    def get(self, eqn: JaxprEqn) -> tuple[Jaxpr, int] | None:
+        """The program, and how many of its inputs are constants; `None` for other operations."""
+        name = eqn.primitive.name
+        if name not in _TRACED:
+            return None
+        key = (name, tuple(v for v in eqn.outvars if not isinstance(v, DropVar)))
+        if key not in self._known:
+            run = functools.partial(_TRACED[name], **eqn.params)
+            body, constants = trace(run, [v.aval for v in eqn.invars], name)
+            self._known[key] = body, len(constants)
+        return self._known[key]
+
+    def body(self, eqn: JaxprEqn) -> Jaxpr | None:
+        """The program alone."""
+        found = self.get(eqn)
+        return found[0] if found is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How values are divided among devices, and the programs that were opened to find it out."""
+
+    shards: Shards
+    opened: _Opened
+
+
+def divide(jaxpr: Jaxpr, arrays: Sequence[Any]) -> Division:
+    """How an open jaxpr is divided whose inputs, its constants first, are these arrays, or shapes with shardings."""
+    opened = _Opened()
+    live, _ = dce(jaxpr, [True] * len(jaxpr.outvars))
+    return Division(shards_of_arrays(jaxpr.replace(eqns=live.eqns), arrays, opened.body), opened)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +154,15 @@ Operand = int | Scalar
 class _Flattener:
     """Collects instructions; `known` maps an operation on values to its results."""
 
+    division: Division
     nbytes: list[int] = field(default_factory=list[int])
     rank: list[int] = field(default_factory=list[int])
     instructions: list[Instruction] = field(default_factory=list[Instruction])
     known: dict[Hashable, list[int]] = field(default_factory=dict[Hashable, list[int]])
 
-    def value(self, aval: Any) -> int:
-        """A new value of this type."""
-        return self.array(aval_size(aval)[2], len(getattr(aval, "shape", ())))
+    def value(self, var: Var) -> int:
+        """A new value for a variable."""
+        return self.array(self.division.shards.nbytes(var), len(getattr(var.aval, "shape", ())))
 
     def array(self, nbytes: int, rank: int) -> int:
         """A new value of this size."""
@@ -125,10 +181,10 @@ class _Flattener:
         name = eqn.primitive.name
         if name in _CALLS and _CALLS[name] in eqn.params:
             return self._call(eqn, operands)
-        if name in _TRACED:
-            run = functools.partial(_TRACED[name], **eqn.params)
-            body, constants = trace(run, [v.aval for v in eqn.invars], name)
-            made = [self.value(v.aval) for v in body.invars[: len(constants)]]
+        opened = self.division.opened.get(eqn)
+        if opened is not None:
+            body, num_constants = opened
+            made = [self.value(v) for v in body.invars[:num_constants]]
             return self._inline(body, [*made, *operands])
         if name == BARRIER:
             return self._barrier(operands, [True] * len(operands))
@@ -148,7 +204,7 @@ class _Flattener:
 
     def _inline(self, called: Any, operands: Sequence[Operand]) -> list[Operand]:
         jaxpr, _ = open_jaxpr(called)
-        constants = [self.value(v.aval) for v in jaxpr.constvars]
+        constants = [self.value(v) for v in jaxpr.constvars]
         return self.run(
             jaxpr, dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *operands), strict=True))
         )
@@ -165,7 +221,7 @@ class _Flattener:
     def _part(self, eqn: JaxprEqn, operand: Operand, k: int) -> int:
         key = ("split", operand, k, str(eqn.params))
         if key not in self.known:
-            out = self.value(eqn.outvars[k].aval)
+            out = self.value(eqn.outvars[k])
             self._emit(eqn, "slice", [operand], [out], ("split", k, str(eqn.params)))
             self.known[key] = [out]
         return self.known[key][0]
@@ -175,24 +231,41 @@ class _Flattener:
         key = None if kind is None else (kind, tuple(operands))
         if key is not None and key in self.known:
             return self.known[key]
-        outputs = [self.value(v.aval) for v in eqn.outvars]
-        made = list(outputs)
+        outputs = [self.value(v) for v in eqn.outvars]
         name = eqn.primitive.name
+        moves = self.division.shards.moves(eqn)
+        operands = [
+            self._gathered(eqn, operand, n) for operand, n in zip(operands, moves.gathered, strict=True)
+        ]
+        made = list(outputs)
+        if moves.scattered > 1:
+            made = [self.array(self.nbytes[v] * moves.scattered, self.rank[v]) for v in outputs]
         if name == "conv_general_dilated":
             operands, made = self._as_convolved(eqn, operands, made)
         elif name == "dot_general" and len(eqn.params["dimension_numbers"][0][0]) > 1:
             operands = [self._copied(eqn, operands[0]), operands[1]]
         self._emit(eqn, name, operands, made, kind)
         if made != outputs:
-            self._emit(eqn, LAYOUT_COPY, made, outputs, LAYOUT_COPY)
+            kind = LAYOUT_COPY if moves.scattered == 1 else SCATTER
+            self._emit(eqn, kind, made, outputs, kind)
         if key is not None:
             self.known[key] = outputs
         return outputs
 
+    def _gathered(self, eqn: JaxprEqn, operand: Operand, devices: int) -> Operand:
+        """An operand gathered from so many devices: once for all that read it."""
+        if devices == 1 or isinstance(operand, Scalar):
+            return operand
+        key = (GATHER, operand, devices)
+        if key not in self.known:
+            self.known[key] = [self.array(self.nbytes[operand] * devices, self.rank[operand])]
+            self._emit(eqn, GATHER, [operand], self.known[key], GATHER)
+        return self.known[key][0]
+
     def _emit(
         self, eqn: JaxprEqn, name: str, operands: Sequence[Operand], outputs: Sequence[int], kind: Hashable
     ) -> None:
-        inner, workspace = _inside(eqn)
+        inner, workspace = _inside(eqn, self.division)
         self.instructions.append(
             Instruction(
                 primitive=name,
@@ -225,7 +298,7 @@ class _Flattener:
         if tuple(dims.rhs_spec[:2]) != (last, last - 1):
             rhs = self._copied(eqn, rhs)
         if tuple(dims.out_spec[:2]) != (0, last):
-            outputs = [self.value(eqn.outvars[0].aval)]
+            outputs = [self.value(eqn.outvars[0])]
         return [lhs, rhs], outputs
 
 
@@ -269,20 +342,25 @@ def _holds_program(parameter: Any) -> bool:
     return is_jaxpr(parameter) or (isinstance(parameter, (tuple, list)) and any(map(is_jaxpr, parameter)))
 
 
-def _inside(eqn: JaxprEqn) -> tuple[tuple[Program, ...], int]:
+def _inside(eqn: JaxprEqn, division: Division) -> tuple[tuple[Program, ...], int]:
     """The programs that an equation runs, and bytes that it needs besides."""
     name, params = eqn.primitive.name, eqn.params
     if name == "scan":
         body, _ = open_jaxpr(params["jaxpr"])
         num_carry = scan_sizes(params)[1]
-        stacked = sum(aval_size(v.aval)[2] for v in body.outvars[num_carry:] if is_var(v))
-        return (flatten(body),), stacked
+        stacked = sum(division.shards.nbytes(v) for v in body.outvars[num_carry:] if is_var(v))
+        return (flatten(body, division),), stacked
     if name == "while":
-        return tuple(flatten(open_jaxpr(params[p])[0]) for p in ("cond_jaxpr", "body_jaxpr")), 0
+        return tuple(_inner(params[p], division) for p in ("cond_jaxpr", "body_jaxpr")), 0
     if name == "cond":
-        return tuple(flatten(open_jaxpr(branch)[0]) for branch in params["branches"]), 0
+        return tuple(_inner(branch, division) for branch in params["branches"]), 0
     if name == "select_and_scatter_add":
         # XLA for CPUs makes an array of indices for each dimension, of both operands.
         elements = sum(math.prod(v.aval.shape) for v in eqn.invars)
-        return (), elements * len(eqn.outvars[0].aval.shape) * _INDEX_BYTES
+        share = Fraction(division.shards.nbytes(eqn.outvars[0]), max(1, aval_size(eqn.outvars[0].aval)[2]))
+        return (), math.ceil(elements * len(eqn.outvars[0].aval.shape) * _INDEX_BYTES * share)
     return (), 0
+
+
+def _inner(called: Any, division: Division) -> Program:
+    return flatten(open_jaxpr(called)[0], division)

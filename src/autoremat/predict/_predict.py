@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from autoremat._compat import FUSES_INTO_READERS, open_jaxpr
-from autoremat.graph._trace import aval_size
+from autoremat._compat import FUSES_INTO_READERS, Jaxpr, Var, open_jaxpr
 from autoremat.predict._compiler import XLA_ACCELERATOR, XLA_CPU, XLA_CPU_0_10, Compiler
-from autoremat.predict._flatten import flatten
+from autoremat.predict._flatten import divide, flatten
 from autoremat.predict._peak import Moment, peak
+from autoremat.sharding import Shards
 from autoremat.target import Target, resolve
 from autoremat.transform._jaxpr import is_var
 
@@ -27,14 +28,15 @@ class Prediction:
 
     argument_bytes: int
     output_bytes: int
+    alias_bytes: int
     temp_bytes: int
     at: Moment
     timeline: tuple[Moment, ...]
 
     @property
     def peak_bytes(self) -> int:
-        """Arguments, outputs and temporaries."""
-        return self.argument_bytes + self.output_bytes + self.temp_bytes
+        """Arguments, outputs and temporaries, outputs that take the place of donated arguments counted once."""
+        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
 
 
 def predict(fun: Callable[..., Any], *args: Any, target: str | Target | None = None) -> Prediction:
@@ -47,15 +49,32 @@ def predict(fun: Callable[..., Any], *args: Any, target: str | Target | None = N
     kernels run. It is that of XLA for CPUs with the memory-minimizing scheduler, the default of `autoremat.plan` there. It is no proof:
     `autoremat.measure` asks the compiler itself.
     """
-    jaxpr, _ = open_jaxpr(jax.make_jaxpr(fun)(*args))
-    found = peak(flatten(jaxpr), compiler_for(resolve(target).platform))
+    jaxpr, constants = open_jaxpr(jax.make_jaxpr(fun)(*args))
+    division = divide(jaxpr, (*constants, *jax.tree.leaves(args)))
+    found = peak(flatten(jaxpr, division), compiler_for(resolve(target).platform))
     return Prediction(
-        argument_bytes=sum(aval_size(v.aval)[2] for v in jaxpr.invars),
-        output_bytes=sum(aval_size(v.aval)[2] for v in jaxpr.outvars if is_var(v)),
+        argument_bytes=sum(map(division.shards.nbytes, jaxpr.invars)),
+        output_bytes=sum(division.shards.nbytes(v) for v in jaxpr.outvars if is_var(v)),
+        alias_bytes=_alias_bytes(jaxpr, division.shards),
         temp_bytes=found.temp_bytes,
         at=found.at,
         timeline=found.timeline,
     )
+
+
+def _alias_bytes(jaxpr: Jaxpr, shards: Shards) -> int:
+    """Bytes of the outputs that take the place of arguments which a jitted function is donated: of the same type and sharding."""
+    calls = [eqn for eqn in jaxpr.eqns if any(eqn.params.get("donated_invars", ()))]
+    if len(calls) != 1:
+        return 0
+
+    def kind(var: Var) -> tuple[Any, Any, int]:
+        return var.aval.shape, var.aval.dtype, shards.nbytes(var)
+
+    donated = calls[0].params["donated_invars"]
+    free = Counter(kind(v) for v, d in zip(calls[0].invars, donated, strict=True) if d and is_var(v))
+    returned = Counter(kind(v) for v in jaxpr.outvars if is_var(v))
+    return sum(size * count for (_, _, size), count in (free & returned).items())
 
 
 def compiler_for(platform: str) -> Compiler:

@@ -9,6 +9,7 @@
 from autoremat.report._build import frontier_report as frontier_report
 from autoremat.report._build import plan_report as plan_report
 from autoremat.report._build import residuals_report as residuals_report
+from autoremat.report._calibration import calibration_report as calibration_report
 from autoremat.report._demo import model_report as model_report
 from autoremat.report._demo import policies_report as policies_report
 from autoremat.report._demo import training_report as training_report

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from autoremat._compat import (
@@ -197,6 +197,14 @@ def subjaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
             if is_jaxpr(x):
                 found.append(open_jaxpr(x)[0])
     return found
+
+
+def all_eqns(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """The equations of a program and of all programs inside it."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in subjaxprs(eqn):
+            yield from all_eqns(inner)
 
 
 def map_eqns(jaxpr: Jaxpr, change: Callable[[JaxprEqn], JaxprEqn]) -> Jaxpr:

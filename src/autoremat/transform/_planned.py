@@ -5,6 +5,7 @@ Joint -> Graph -> Problem -> Assignment -> KeepDecider
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ from fractions import Fraction
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from autoremat._compat import Jaxpr, Var, effect_may_repeat, new_jaxpr
 from autoremat._errors import BudgetError, InfeasibleBudgetError
 from autoremat.cost import Cost, Device, device, device_for_backend, graph_costs, seconds
 from autoremat.graph import Graph, Value, fingerprint
-from autoremat.graph._trace import trace_graph
+from autoremat.graph._trace import Division, trace_graph
 from autoremat.solve import Assignment, Problem, Storage, cut, evaluate, frontier, pareto
 from autoremat.storage import codecs_for
 from autoremat.transform._decide import KeepDecider
@@ -103,8 +105,10 @@ def forward_jaxpr(joint: Joint) -> Jaxpr:
     return new_jaxpr(joint.inputs, joint.outs, joint.forward_eqns, joint.like)
 
 
-def joint_graph(joint: Joint, free: Sequence[bool]) -> tuple[Graph, dict[Any, int]]:
-    """The graph of a joint program. `free` marks the primals that are alive anyway; constants are."""
+def joint_graph(
+    joint: Joint, free: Sequence[bool], shards: Division | None = None
+) -> tuple[Graph, dict[Any, int]]:
+    """The graph of a joint program. `free` marks the primals that are alive anyway; constants are. `shards`: of its forward part."""
     num_primals = len(free)
     alive = [v for i, v in enumerate(joint.inputs) if i >= num_primals or free[i]]
     return trace_graph(
@@ -113,6 +117,7 @@ def joint_graph(joint: Joint, free: Sequence[bool]) -> tuple[Graph, dict[Any, in
         free=alive,
         effect_allowed=effect_may_repeat,
         source_of=lambda eqn: "",
+        shards=shards,
     )
 
 
@@ -123,13 +128,14 @@ def pose(
     shared: Iterable[int] = (),
     *,
     free_views: bool = False,
+    shards: Division | None = None,
 ) -> JointProblem:
-    """Price a joint program for a device.
+    """Price a joint program for a device, or for several that divide its values as `shards` say.
 
     `shared` are positions of outputs that are kept on somebody else's account (the next stage reads them as its input). With
     `free_views`, what only rearranges its operand costs nothing in place of one picosecond: then what it rearranges is kept.
     """
-    graph, ids = joint_graph(joint, free)
+    graph, ids = joint_graph(joint, free, shards)
     variables: list[Any] = [None] * len(graph.values)
     for var, i in ids.items():
         variables[i] = var
@@ -149,9 +155,12 @@ def storages_of(value: Value, target: Device, *, paid_elsewhere: bool) -> tuple[
     options = []
     codecs = codecs_for(value.shape, value.dtype)
     for codec in codecs if value.producer is not None else codecs[:1]:  # an input waits as it is
-        itemsize = value.nbytes // max(1, value.size)
-        nbytes = value.nbytes if codec.name == "device" else codec.nbytes(value.shape, itemsize)
-        work = Cost(matrix_flops=0, vector_flops=codec.flops_per_element * value.size, bytes_moved=0)
+        nbytes, share = value.nbytes, Fraction(1)
+        if codec.name != "device":
+            itemsize = jnp.dtype(value.dtype).itemsize
+            share = Fraction(value.nbytes, max(1, value.size * itemsize))  # that one device has
+            nbytes = math.ceil(codec.nbytes(value.shape, itemsize) * share)
+        work = Cost(vector_flops=math.ceil(codec.flops_per_element * value.size * share))
         cost = int(seconds(work, target, fusible=True) * 1e12)
         options.append(Storage(codec.name, 0 if paid_elsewhere and codec.name == "device" else nbytes, cost))
     return tuple(options)

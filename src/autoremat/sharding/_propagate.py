@@ -1,0 +1,411 @@
+"""Propagate the specifications of arguments through a program, as a compiler does that divides it (GSPMD, Shardy).
+
+Three sweeps, in program order, against it, in program order again: each fills dimensions that are whole so far, and never changes one
+that is divided. What arguments, constraints (`jax.lax.with_sharding_constraint`), jitted functions with shardings of their own and
+types (explicit axes) say is fixed. It is a model: the compiler decides, and its program is what a plan is verified by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from autoremat._compat import DropVar, Jaxpr, JaxprEqn, Var, open_jaxpr, scan_sizes
+from autoremat.graph._trace import aval_size
+from autoremat.sharding._rules import Dims, Rule, rule_of
+from autoremat.sharding._spec import (
+    Axes,
+    Mesh,
+    Spec,
+    axes_in,
+    filled,
+    mesh_of,
+    shard_size,
+    spec_of,
+    ways,
+)
+from autoremat.transform._jaxpr import CHECKPOINTS, OWN_DERIVATIVES, PLAIN_CALLS, is_var, subjaxprs
+
+_CALLS = {**PLAIN_CALLS, **CHECKPOINTS, **OWN_DERIVATIVES, "autoremat_linear": "jaxpr"}
+_CONSTRAINTS = frozenset({"sharding_constraint", "reshard", "mesh_cast"})
+_LOCAL = frozenset({"shard_map"})
+
+Opened = Callable[[JaxprEqn], Any]
+"""The program of an equation that is one operation to JAX, and several to a compiler; `None` for others."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """Specifications of variables over the axes of a mesh; a variable that is missing is whole."""
+
+    specs: Mapping[Var, Spec]
+    mesh: Mesh
+
+    def of(self, atom: Any) -> Spec:
+        """The specification of an atom."""
+        return self.specs.get(atom, ()) if is_var(atom) else ()
+
+    def nbytes(self, var: Var) -> int:
+        """Bytes on one device."""
+        shape, _, whole = aval_size(var.aval)
+        spec = self.specs.get(var, ())
+        elements = math.prod(shape)
+        if not spec or not elements or spec_of(_sharding(var.aval), len(shape)):
+            return whole  # a type that names a sharding is counted by shards already
+        return -(-whole * shard_size(shape, spec, self.mesh) // elements)
+
+    def devices(self, eqn: JaxprEqn) -> int:
+        """Among how many devices the work of an equation is divided."""
+        if not self.mesh or _runs_programs(eqn):
+            return 1
+        rule = _rule(eqn)
+        used = set(axes_in(a for v in eqn.outvars for a in self.of(v)))
+        used |= axes_in(self._claims(eqn, rule).values())
+        return ways(used, self.mesh)
+
+    def _claims(self, eqn: JaxprEqn, rule: Rule) -> dict[int, Axes]:
+        specs = [self.of(v) for v in eqn.invars]
+        return _claims(rule.operands, specs, _sizes(eqn.invars), _factors(rule.results))
+
+    def sent_bytes(self, eqn: JaxprEqn) -> int:
+        """Bytes that one device sends to others, so that an equation can run: rings, each device its share.
+
+        Operands that are divided otherwise than the work are gathered; sums over a divided dimension are reduced, and scattered where the
+        result is divided along the same axes.
+        """
+        if eqn.primitive.name in _CONSTRAINTS:
+            return self._moved(eqn.invars[0], self.of(eqn.outvars[0]))
+        moves = self.moves(eqn)
+        gathered = sum(
+            (n - 1) * self.nbytes(v) for n, v in zip(moves.gathered, eqn.invars, strict=True) if n > 1
+        )
+        rest = moves.summed // moves.scattered
+        reduced = moves.scattered - 1 + Fraction(2 * (rest - 1), rest)
+        return gathered + math.ceil(sum(map(self.nbytes, eqn.outvars)) * reduced)
+
+    def moves(self, eqn: JaxprEqn) -> Moves:
+        """What devices exchange, so that an equation can run."""
+        if not self.mesh or _runs_programs(eqn) or eqn.primitive.name in _CONSTRAINTS:
+            return Moves((1,) * len(eqn.invars), 1, 1)
+        rule = _rule(eqn)
+        claims = self._claims(eqn, rule)
+        made = _factors(rule.results)
+        summed = axes_in(axes for f, axes in claims.items() if f not in made)
+        kept = axes_in(axes for v in eqn.outvars for axes in self.of(v))
+        return Moves(
+            gathered=tuple(
+                ways(_lost(self.of(v), dims, claims), self.mesh)
+                for v, dims in zip(eqn.invars, rule.operands, strict=True)
+            ),
+            summed=ways(summed, self.mesh),
+            scattered=ways(summed & kept, self.mesh),
+        )
+
+    def _moved(self, atom: Any, spec: Spec) -> int:
+        before = self.of(atom)
+        if before == spec or not is_var(atom):
+            return 0
+        lost = axes_in(before) - axes_in(spec)
+        moved = any(set(a) - set(b) for a, b in zip(spec, before, strict=False))
+        return (ways(lost, self.mesh) - 1) * self.nbytes(atom) + (self.nbytes(atom) if moved else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """`gathered`: from among how many devices each operand is gathered; 1: it is not. Results are sums over the parts of `summed` devices,
+    and `scattered` among so many of them.
+    """
+
+    gathered: tuple[int, ...]
+    summed: int
+    scattered: int
+
+
+WHOLE = Shards({}, {})
+
+
+def propagate(
+    jaxpr: Jaxpr, known: Mapping[Var, Spec], mesh: Mesh, opened: Opened = lambda eqn: None
+) -> Shards:
+    """The shards of a program, those of its inner programs among them.
+
+    `known` are specifications that stand fast, of its inputs and, where they are known, its outputs; the mesh of types and of constraints
+    inside is added.
+    """
+    sizes = {**_meshes_in(jaxpr, opened), **mesh}
+    if not sizes or max(sizes.values()) == 1:
+        return WHOLE
+    work = _Propagation(sizes, dict(known), set(known), opened)
+    for forward in (True, False, True):
+        work.sweep(jaxpr, forward)
+    return Shards({v: s for v, s in work.specs.items() if s}, sizes)
+
+
+def shards_of_arrays(jaxpr: Jaxpr, arrays: Sequence[Any], opened: Opened = lambda eqn: None) -> Shards:
+    """The shards of a program whose inputs, its constants first, are these arrays, or shapes with shardings."""
+    inputs = (*jaxpr.constvars, *jaxpr.invars)
+    shardings = [getattr(x, "sharding", None) for x in arrays]
+    mesh: dict[str, int] = {}
+    for sharding in shardings:
+        mesh |= mesh_of(sharding)
+    known = {
+        v: spec_of(sharding, len(aval_size(v.aval)[0])) for v, sharding in zip(inputs, shardings, strict=True)
+    }
+    return propagate(jaxpr, known, mesh, opened)
+
+
+@dataclass
+class _Propagation:
+    mesh: Mesh
+    specs: dict[Var, Spec]
+    fixed: set[Var]
+    opened: Opened
+
+    def sweep(self, jaxpr: Jaxpr, forward: bool) -> None:
+        for v in (*jaxpr.constvars, *jaxpr.invars):
+            self._typed(v)
+        for eqn in jaxpr.eqns if forward else reversed(jaxpr.eqns):
+            for v in eqn.outvars:
+                self._typed(v)
+            self._step(eqn, forward)
+
+    def of(self, atom: Any) -> Spec:
+        return self.specs.get(atom, ()) if is_var(atom) else ()
+
+    def give(self, atom: Any, spec: Spec) -> None:
+        """Fill what is whole so far."""
+        if is_var(atom) and spec and atom not in self.fixed and not isinstance(atom, DropVar):
+            shape = aval_size(atom.aval)[0]
+            if len(shape) == len(spec):
+                self.specs[atom] = filled(self.of(atom), spec, shape, self.mesh)
+
+    def _fix(self, atom: Any, sharding: Any) -> None:
+        """Set what a sharding says; one that leaves it to the compiler says nothing."""
+        if not is_var(atom) or not mesh_of(sharding) or atom in self.fixed:
+            return
+        self.specs[atom] = spec_of(sharding, len(aval_size(atom.aval)[0]))
+        self.fixed.add(atom)
+
+    def _typed(self, var: Var) -> None:
+        sharding = _sharding(var.aval)
+        if spec_of(sharding, len(getattr(var.aval, "shape", ()))):
+            self._fix(var, sharding)
+
+    def _step(self, eqn: JaxprEqn, forward: bool) -> None:
+        name = eqn.primitive.name
+        if name in _CONSTRAINTS:
+            self._fix(eqn.outvars[0], eqn.params.get("sharding", eqn.params.get("dst_sharding")))
+            if not forward:
+                self.give(eqn.invars[0], self.of(eqn.outvars[0]))
+        elif name in _LOCAL:
+            self._shard_map(eqn)
+        elif name == "scan":
+            self._scan(eqn, forward)
+        elif name == "while":
+            self._while(eqn, forward)
+        elif name == "cond":
+            for branch in eqn.params["branches"]:
+                self._call(open_jaxpr(branch)[0], eqn.invars[1:], eqn.outvars, forward)
+        elif (called := _called(eqn, self.opened)) is not None:
+            self._jitted(eqn, called)
+            self._call(called, eqn.invars, eqn.outvars, forward)
+        else:
+            self._operation(eqn, forward)
+
+    def _operation(self, eqn: JaxprEqn, forward: bool) -> None:
+        rule = _rule(eqn)
+        operands = list(zip(eqn.invars, rule.operands, strict=True))
+        results = list(zip(eqn.outvars, rule.results, strict=True))
+        sources, sinks = (operands, results) if forward else (results, operands)
+        atoms = [v for v, _ in sources]
+        made = _factors([d for _, d in sinks])
+        claims = _claims([d for _, d in sources], [self.of(v) for v in atoms], _sizes(atoms), made)
+        for atom, dims in sinks:
+            if any(f in claims for f in dims):
+                self.give(atom, tuple(() if f is None else claims.get(f, ()) for f in dims))
+
+    def _call(self, body: Jaxpr, ins: Sequence[Any], outs: Sequence[Any], forward: bool) -> None:
+        inner = body.invars[len(body.invars) - len(ins) :]  # constants that were hoisted come first
+        if forward:
+            for v, atom in zip(inner, ins, strict=True):
+                self.give(v, self.of(atom))
+            self.sweep(body, forward)
+            for v, atom in zip(outs, body.outvars, strict=True):
+                self.give(v, self.of(atom))
+        else:
+            for v, atom in zip(outs, body.outvars, strict=True):
+                self.give(atom, self.of(v))
+            self.sweep(body, forward)
+            for v, atom in zip(inner, ins, strict=True):
+                self.give(atom, self.of(v))
+
+    def _jitted(self, eqn: JaxprEqn, body: Jaxpr) -> None:
+        for v, sharding in zip(body.invars, eqn.params.get("in_shardings", ()), strict=False):
+            self._fix(v, sharding)
+        for v, sharding in zip(eqn.outvars, eqn.params.get("out_shardings", ()), strict=False):
+            self._fix(v, sharding)
+
+    def _scan(self, eqn: JaxprEqn, forward: bool) -> None:
+        body, _ = open_jaxpr(eqn.params["jaxpr"])
+        consts, carry = scan_sizes(eqn.params)
+        first_x = consts + carry
+        for _ in range(2):  # the second time with what the first one found of the carry
+            pairs = [
+                *(
+                    (v, atom, False)
+                    for v, atom in zip(body.invars[:first_x], eqn.invars[:first_x], strict=True)
+                ),
+                *(
+                    (v, atom, True)
+                    for v, atom in zip(body.invars[first_x:], eqn.invars[first_x:], strict=True)
+                ),
+            ]
+            results = [
+                (v, atom, i >= carry)
+                for i, (v, atom) in enumerate(zip(eqn.outvars, body.outvars, strict=True))
+            ]
+            carried = list(zip(body.invars[consts:first_x], body.outvars[:carry], strict=True))
+            if forward:
+                self._enter(pairs)
+                self.sweep(body, forward)
+                for v, atom in carried:
+                    self.give(v, self.of(atom))
+                for v, atom, stacked in results:
+                    self.give(v, _stacked(self.of(atom)) if stacked else self.of(atom))
+            else:
+                for v, atom, stacked in results:
+                    self.give(atom, _unstacked(self.of(v)) if stacked else self.of(v))
+                self.sweep(body, forward)
+                for v, atom in carried:
+                    self.give(atom, self.of(v))
+                for v, atom, stacked in pairs:
+                    self.give(atom, _stacked(self.of(v)) if stacked else self.of(v))
+
+    def _enter(self, pairs: Sequence[tuple[Var, Any, bool]]) -> None:
+        for v, atom, stacked in pairs:
+            self.give(v, _unstacked(self.of(atom)) if stacked else self.of(atom))
+
+    def _while(self, eqn: JaxprEqn, forward: bool) -> None:
+        body = open_jaxpr(eqn.params["body_jaxpr"])[0]
+        ins = eqn.invars[eqn.params["cond_nconsts"] :]
+        for _ in range(2):
+            self._call(body, ins, eqn.outvars, forward)
+            for v, atom in zip(body.invars[eqn.params["body_nconsts"] :], body.outvars, strict=True):
+                self.give(v, self.of(atom))
+
+    def _shard_map(self, eqn: JaxprEqn) -> None:
+        """Inside, types are those of one shard; outside, what it returns is divided as it says."""
+        mesh = mesh_of_params(eqn)
+        for v, spec in zip(eqn.outvars, eqn.params.get("out_specs", ()), strict=False):
+            if mesh and not isinstance(v, DropVar) and v not in self.fixed:
+                self.specs[v] = spec_of(_Named(spec), len(aval_size(v.aval)[0]))
+                self.fixed.add(v)
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    spec: Any
+
+
+def _claims(
+    dims: Sequence[Dims], specs: Sequence[Spec], sizes: Sequence[int], made: Collection[int | None]
+) -> dict[int, Axes]:
+    """The axes of each factor. An axis divides one factor: one that is `made`, rather than summed over, and of those that of the
+    largest array that has it."""
+    claims: dict[int, Axes] = {}
+    used: set[str] = set()
+    order = sorted(range(len(dims)), key=lambda i: -sizes[i])
+    pairs = [pair for i in order for pair in zip(dims[i], specs[i], strict=False)]
+    for f, axes in sorted(pairs, key=lambda pair: pair[0] not in made):
+        new = tuple(a for a in axes if a not in used)
+        if f is not None and new and f not in claims:
+            claims[f] = new
+            used.update(new)
+    return claims
+
+
+def _factors(dims: Sequence[Dims]) -> set[int | None]:
+    return {f for of_one in dims for f in of_one}
+
+
+def _lost(spec: Spec, dims: Sequence[int | None], claims: Mapping[int, Axes]) -> list[str]:
+    """The axes that an operand may not be divided along."""
+    return [
+        a
+        for axes, f in zip(spec, dims, strict=False)
+        for a in axes
+        if f is None or a not in claims.get(f, ())
+    ]
+
+
+def _rule(eqn: JaxprEqn) -> Rule:
+    ins, outs = ([aval_size(v.aval)[0] for v in atoms] for atoms in (eqn.invars, eqn.outvars))
+    return rule_of(eqn.primitive.name, eqn.params, ins, outs)
+
+
+def _sizes(atoms: Sequence[Any]) -> list[int]:
+    return [math.prod(aval_size(v.aval)[0]) for v in atoms]
+
+
+def _sharding(aval: Any) -> Any:
+    return getattr(getattr(aval, "inner_aval", aval), "sharding", None)
+
+
+def _runs_programs(eqn: JaxprEqn) -> bool:
+    """Whether its work is counted in the programs that it runs."""
+    return (
+        eqn.primitive.name in _LOCAL
+        or eqn.primitive.name in ("scan", "while", "cond")
+        or _called(eqn) is not None
+    )
+
+
+def _called(eqn: JaxprEqn, opened: Opened = lambda eqn: None) -> Jaxpr | None:
+    key = _CALLS.get(eqn.primitive.name)
+    if key is not None and key in eqn.params:
+        return open_jaxpr(eqn.params[key])[0]
+    return opened(eqn)
+
+
+def _stacked(spec: Spec) -> Spec:
+    return ((), *spec) if spec else ()
+
+
+def _unstacked(spec: Spec) -> Spec:
+    return spec[1:] if any(spec[1:]) else ()
+
+
+def mesh_of_params(eqn: JaxprEqn) -> dict[str, int]:
+    """The meshes that the parameters of an equation name."""
+    found: dict[str, int] = mesh_of(_HasMesh(eqn.params.get("mesh")))
+    for param in eqn.params.values():
+        for item in param if isinstance(param, (tuple, list)) else (param,):
+            found |= mesh_of(item)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _HasMesh:
+    mesh: Any
+
+
+def _meshes_in(jaxpr: Jaxpr, opened: Opened) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for v in _vars(jaxpr):
+        found |= mesh_of(_sharding(v.aval))
+    for eqn in jaxpr.eqns:
+        found |= mesh_of_params(eqn)
+        inner = opened(eqn)
+        for body in subjaxprs(eqn) if inner is None else (inner,):
+            found |= _meshes_in(body, opened)
+    return found
+
+
+def _vars(jaxpr: Jaxpr) -> Iterator[Var]:
+    yield from jaxpr.constvars
+    yield from jaxpr.invars
+    for eqn in jaxpr.eqns:
+        yield from eqn.outvars
