@@ -22,7 +22,7 @@ from autoremat.measure._flops import jaxpr_flops
 from autoremat.plan._bound import Relaxation, relax, room
 from autoremat.plan._candidates import build_variants
 from autoremat.plan._program import planned_function
-from autoremat.plan._rewrite import decide
+from autoremat.plan._rewrite import LoopFences, decide
 from autoremat.plan._trace import trace
 from support import programs
 from support.schedules import Program
@@ -224,7 +224,7 @@ def plans_as_written(fun: Callable[..., Any]) -> Iterator[tuple[int, int]]:
     for variant in build_variants(traced, CPU, ("dependence", "barrier")):
         program, states = variant.path.program, variant.path.states
         for state in states[:: max(1, len(states) // 6)]:
-            written = planned_function(traced, decide(program, state, "barrier"))
+            written = planned_function(traced, decide(program, state, "barrier", LoopFences()))
             yield Program(jax.value_and_grad(written), arguments(), CPU).as_written()[0], state.cost
 
 

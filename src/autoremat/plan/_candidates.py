@@ -20,7 +20,7 @@ from autoremat.plan._bound import Relaxation, relax
 from autoremat.plan._calibrate import coverage
 from autoremat.plan._path import Path, build_path
 from autoremat.plan._program import Program
-from autoremat.plan._rewrite import Decisions, decide
+from autoremat.plan._rewrite import Decisions, LoopFences, decide
 from autoremat.plan._stages import Builder, Stage, partitions
 from autoremat.plan._stages import Program as Staged
 from autoremat.plan._trace import Traced
@@ -147,7 +147,8 @@ class Candidates:
         if index < 0:
             return ()
         chosen = self._known(variant)
-        return decide(chosen.path.program, chosen.path.states[index], chosen.fence)
+        in_loops = LoopFences() if self.target.platform == "cpu" else LOOP_FENCES_OF_ACCELERATORS
+        return decide(chosen.path.program, chosen.path.states[index], chosen.fence, in_loops)
 
     def relaxation(self) -> Relaxation:
         """What bounds every plan from below, whatever its budget."""
@@ -215,6 +216,10 @@ FENCES = {"cpu": ("dependence", "barrier"), "tpu": ("barrier",), "cuda": ("barri
 
 XLA for CPUs drops barriers before it schedules; those for accelerators do not, and take several times as long over dependences.
 """
+
+
+LOOP_FENCES_OF_ACCELERATORS = LoopFences(one="barrier", several="barrier")
+"""A TPU's compiler keeps one carry more in the backward pass of a loop whose body has no barrier."""
 
 
 def fences_for(platform: str, *, divided: bool) -> tuple[str, ...]:

@@ -79,7 +79,8 @@ Decisions = tuple[Block | NestedBlock | LoopBlock, ...]
 def rewrite(jaxpr: Jaxpr, decisions: Decisions, *, in_loop: bool = False) -> Jaxpr:
     """The program with the decisions written in. `jaxpr` has its calls inlined, as when the plan was made.
 
-    Inside a loop no barrier is needed: the forward and the backward loop are two computations that no compiler merges.
+    Inside a loop a checkpoint has a barrier only if its fence is one: the forward and the backward loop are two computations that no
+    compiler merges.
     """
     eqns = _Writer(jaxpr, _Reads(jaxpr), guard=not in_loop).write(0, len(jaxpr.eqns), decisions)
     return new_jaxpr(jaxpr.invars, jaxpr.outvars, eqns, jaxpr)
@@ -119,7 +120,7 @@ class _Writer:
         params = dict(
             jaxpr=part,
             policy=replace(policy, borders=borders),
-            prevent_cse=self.guard,
+            prevent_cse=self.guard or policy.fence == "barrier",
             differentiated=False,
             origin=None,
             siblings=None,
@@ -242,11 +243,22 @@ def nested_blocks(decisions: Decisions) -> Iterator[NestedBlock]:
             yield from nested_blocks(block.inner)
 
 
-def decide(program: Program, state: State, fence: str) -> Decisions:
+@dataclass(frozen=True, slots=True)
+class LoopFences:
+    """The kinds of fences in the body of a loop: where it is one stage, and where it is several, which wait for each other.
+
+    A loop's backward pass is a computation of its own, which some compilers keep apart without a fence.
+    """
+
+    one: str = "none"
+    several: str = "dependence"
+
+
+def decide(program: Program, state: State, fence: str, in_loops: LoopFences) -> Decisions:
     """The decisions of a state of a program's path. `fence` is the kind of fence of the stages outside loops."""
     if state.reversal:
         return _nested(tuple(program.stages()), state.reversal, fence)
-    return _Decider(state, fence).run(program, fence)
+    return _Decider(state, in_loops).run(program, fence)
 
 
 def _nested(stages: Sequence[Stage], reversal: Reversal, fence: str) -> tuple[Block | NestedBlock, ...]:
@@ -265,9 +277,9 @@ def _nested(stages: Sequence[Stage], reversal: Reversal, fence: str) -> tuple[Bl
 class _Decider:
     """Walks a program with the choices of a state, in the order of `Program.stages()`."""
 
-    def __init__(self, state: State, fence: str) -> None:
+    def __init__(self, state: State, in_loops: LoopFences) -> None:
         self.state = state
-        self.fence = fence
+        self.in_loops = in_loops
         self.position = 0
 
     def run(self, program: Program, fence: str) -> Decisions:
@@ -283,12 +295,11 @@ class _Decider:
         return tuple(result)
 
     def _loop(self, node: Loop) -> list[LoopBlock]:
-        # A loop's backward pass is a computation of its own; only stages inside one iteration wait for each other.
         several = sum(isinstance(n, Stage) for n in node.body.nodes) > 1
-        fence = "dependence" if several else "none"
+        fence = self.in_loops.several if several else self.in_loops.one
         start = self.position
         if snapshots := snapshots_of(node, self.state.halvings):
-            inner = _Decider(replace(self.state, halvings=0), fence)
+            inner = _Decider(replace(self.state, halvings=0), self.in_loops)
             inner.position = start
             body = inner.run(node.body, fence)
             self.position = inner.position
@@ -299,6 +310,6 @@ class _Decider:
         split = self.state.split
         if split is None or not start <= split.stage < self.position:
             return [LoopBlock(node.index, body)] if body else []
-        rest = _Decider(self.state.unsplit(), fence)
+        rest = _Decider(self.state.unsplit(), self.in_loops)
         rest.position = start
         return [LoopBlock(node.index, body, split.count, rest.run(node.body, fence))]
