@@ -94,6 +94,32 @@ def test_a_divided_step_fits(way: str) -> None:
     )
 
 
+def test_gradients_of_single_examples() -> None:
+    """Under `vmap` the step has a dimension more than what it differentiates."""
+    params, _, x = arguments("data")
+
+    def train(params: Any, x: Any) -> Any:
+        gradients = jax.vmap(jax.grad(loss), (None, 0))(params, x.reshape(8, BATCH // 8, WIDTH))
+        return jax.tree.map(lambda w, g: w - 0.1 * g.mean(0), params, gradients)
+
+    train = jax.jit(train)
+    memory = int(0.9 * ar.measure(train, params, x).peak_bytes)
+    found = ar.fit(train, params, x, memory=memory, reserve=0, effort="fast")
+    assert found.plan.peak_bytes <= memory
+
+
+def test_shardings_that_the_step_asks_for() -> None:
+    """Plain arrays, and a jit that says how they are divided: arguments are counted as that says."""
+    params, state, x = jax.tree.map(np.asarray, arguments("data"))
+    whole, rows = NamedSharding(MESH, P()), NamedSharding(MESH, P(BOTH))
+    train = jax.jit(step, in_shardings=(whole, whole, rows), donate_argnums=(0, 1))
+    compiled, predicted = ar.measure(train, params, state, x), ar.predict(train, params, state, x)
+    assert predicted.argument_bytes == compiled.argument_bytes
+    found = ar.fit(train, params, state, x, memory="1GiB")
+    assert found.account.batch == x.nbytes // 8
+    assert found.account.total == found.plan.peak_bytes
+
+
 def whole_path(mesh: Mesh | None, way: str = "data", on: str = "cpu") -> tuple[int, int]:
     """Bytes that are kept where nothing is recomputed, and picoseconds of recomputing everything."""
     params, _, x = arguments(way, mesh or MESH)

@@ -36,6 +36,13 @@ LAST = shape(8, 16, spec=P(None, "model"))
 CUBE = shape(8, 4, 16, spec=P("data", None, "model"))
 TOKENS = shape(8, 4, spec=P("data"), dtype=jnp.int32)
 IMAGES = shape(8, 12, 12, 4, spec=P("data"))
+
+
+@jax.jit
+def double(x: Any) -> Any:
+    return jnp.sin(x) * 2
+
+
 EINSUM = [
     ("bi,ij->bj", ROWS, shape(16, 32)),
     ("bi,ij->bj", ROWS, shape(16, 32, spec=P(None, "model"))),
@@ -91,6 +98,43 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda x: lax.with_sharding_constraint(x * 2, NamedSharding(MESH, P("model", "data"))) + 1,
         (ROWS,),
     ),
+    "constraint that leaves a dimension open": (
+        lambda x: lax.with_sharding_constraint(x * 2, NamedSharding(MESH, P(P.UNCONSTRAINED, "model"))),
+        (ROWS,),
+    ),
+    "constraint under vmap": (
+        jax.vmap(lambda y: lax.with_sharding_constraint(y * 2, NamedSharding(MESH, P("model")))),
+        (ROWS,),
+    ),
+    "one function, called on arrays that are divided in two ways": (
+        lambda x, y: (double(x), double(y)),
+        (ROWS, LAST),
+    ),
+    "the same of JAX": (lambda x, y: (jax.nn.silu(x), jax.nn.silu(y)), (ROWS, LAST)),
+    "one after the other": (lambda x, y: jnp.concatenate([x, y], 0), (ROWS, ROWS)),
+    "stack": (lambda x, y: jnp.stack([x, y], 1), (ROWS, ROWS)),
+    "first half": (lambda x: x[:4] * 2, (ROWS,)),
+    "tiles": (lambda x: jnp.tile(x, (1, 3)), (ROWS,)),
+    "barrier": (
+        lambda x, y, w: lax.optimization_barrier((x, y, w)),
+        (ROWS, LAST, shape(16, 32)),
+    ),
+    "loop whose condition reads": (
+        lambda x: lax.while_loop(lambda c: jnp.sum(c) < 9, lambda c: c * 2, x),
+        (ROWS,),
+    ),
+    "shard_map": (jax.shard_map(jnp.sin, mesh=MESH, in_specs=P("data"), out_specs=P("data")), (ROWS,)),
+    "shard_map over one of two axes": (
+        jax.shard_map(jnp.sin, mesh=MESH, in_specs=P("data"), out_specs=P("data"), axis_names={"data"}),
+        (BOTH,),
+    ),
+    "jit with shardings of its own": (
+        jax.jit(
+            lambda x, y: (x + 1, y * 2),
+            in_shardings=(NamedSharding(MESH, P("data")), NamedSharding(MESH, P(None, "model"))),
+        ),
+        (jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((8, 16), jnp.float32)),
+    ),
     "gradient": (jax.grad(lambda w, x: jnp.tanh(x @ w).sum()), (shape(16, 32, spec=P(None, "model")), ROWS)),
 }  # fmt: skip
 CASES |= {f"{spec} {number}": (lambda x, y, s=spec: jnp.einsum(s, x, y), (x, y)) for number, (spec, x, y) in enumerate(EINSUM)}  # fmt: skip
@@ -122,6 +166,30 @@ def test_uneven_parts_are_rounded_up() -> None:
     x = jax.ShapeDtypeStruct((6, 10), jnp.float32, sharding=NamedSharding(mesh, P("three")))
     jaxpr, shards = divided(lambda x: x.reshape(2, 3, 10), x)
     assert shards.nbytes(jaxpr.outvars[0]) in (2 * 3 * 10 * 4, 2 * 1 * 10 * 4)
+
+
+def test_arrays_that_are_closed_over_are_whole() -> None:
+    """To a compiler they are constants."""
+    x = jax.device_put(jnp.ones((8, 16)), NamedSharding(MESH, P("data")))
+    jaxpr, shards = divided(lambda y: x * y, shape(16))
+    assert shards.nbytes(jaxpr.outvars[0]) == 8 * 16 * 4
+
+
+def test_axes_that_the_types_leave_to_the_compiler() -> None:
+    mesh = Mesh(MESH.devices, MESH.axis_names, axis_types=(AxisType.Explicit, AxisType.Auto))
+    x = jax.ShapeDtypeStruct((8, 16), jnp.float32, sharding=NamedSharding(mesh, P("data", "model")))
+    jaxpr, shards = divided(jnp.sin, x)
+    assert shards.nbytes(jaxpr.invars[0]) == shards.nbytes(jaxpr.outvars[0]) == 8 * 16 * 4 // 8
+
+
+def test_to_be_divided_further_moves_nothing() -> None:
+    jaxpr, shards = divided(
+        lambda x: lax.with_sharding_constraint(x, NamedSharding(MESH, P("data", "model"))), ROWS
+    )
+    assert shards.sent_bytes(jaxpr.eqns[0]) == 0
+    swapped = lambda x: lax.with_sharding_constraint(x, NamedSharding(MESH, P(None, "data")))
+    jaxpr, shards = divided(swapped, ROWS)
+    assert shards.sent_bytes(jaxpr.eqns[0]) == 8 * 16 * 4 // 4
 
 
 def test_nothing_is_divided() -> None:

@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
-
 from autoremat._errors import BudgetError, DifferentiationError, PlanMismatchError
 from autoremat.cost import CostTable
-from autoremat.measure import abstract, default_compiler_options
+from autoremat.measure import default_compiler_options
 from autoremat.plan._account import Account, account
 from autoremat.plan._candidates import Candidates, Progress
 from autoremat.plan._plan import Plan, Silent, best_plan, check_effort, summarize
@@ -233,7 +231,7 @@ def _result(
     reserve: int,
     others: Sequence[str],
 ) -> Fit:
-    shapes = jax.tree.map(abstract, args)
+    shapes = sites.args
     everything = _kept(candidates)
     kept = plan.kept_bytes if plan.checkpoints else everything
     divided = account(shapes, sites.out, site.primals, kept, plan.memory)

@@ -72,8 +72,9 @@ class LossProgram:
 
     @property
     def shards(self) -> Shards:
-        """From the shardings of the arguments, and of arrays that the loss closes over."""
-        return shards_of_arrays(self.traced.jaxpr, (*self.traced.constants, *self.traced.leaves))
+        """From the shardings of the arguments; arrays that the loss closes over are constants to a compiler, and whole."""
+        constants = (None,) * len(self.traced.constants)
+        return shards_of_arrays(self.traced.jaxpr, (*constants, *self.traced.leaves))
 
     def whole(self, decisions: Decisions) -> Callable[..., Any]:
         """`value_and_grad` of the planned loss."""

@@ -29,12 +29,12 @@ from autoremat._compat import (
 )
 from autoremat._errors import PlanMismatchError
 from autoremat.graph import fingerprint
-from autoremat.graph._trace import tag_of, trace_graph
+from autoremat.graph._trace import aval_size, tag_of, trace_graph
 from autoremat.measure import abstract
 from autoremat.plan._program import planned_function, shardings_key, written_function
 from autoremat.plan._rewrite import Decisions
 from autoremat.plan._trace import Traced, trace
-from autoremat.sharding import WHOLE, Shards, Spec, propagate, shards_of_arrays
+from autoremat.sharding import WHOLE, Shards, Spec, input_shardings, propagate, shards_of_arrays
 from autoremat.transform._jaxpr import all_eqns
 
 _context = jax.make_user_context(None)
@@ -62,6 +62,7 @@ class Sites:
     refused: list[str] = field(default_factory=list)
     fingerprint: str = ""
     out: Any = None
+    args: Any = ()
 
 
 class _Through:
@@ -121,6 +122,11 @@ def find_sites(step: Callable[..., Any], args: tuple[Any, ...]) -> Sites:
     sites.refused = through.refused
     sites.fingerprint = fingerprint(trace_graph(jaxpr)[0])
     sites.out = out
+    leaves, tree = jax.tree.flatten(shapes)
+    placed = input_shardings(jaxpr, (*constants, *leaves))[len(constants) :]
+    sites.args = tree.unflatten(
+        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s) for x, s in zip(leaves, placed, strict=True)
+    )
     _divide(sites.found, jaxpr, shards_of_arrays(jaxpr, (*constants, *jax.tree.leaves(shapes))))
     return sites
 
@@ -159,7 +165,11 @@ def _divide(found: dict[str, Site], jaxpr: Jaxpr, shards: Shards) -> None:
             marks.setdefault(name, {}).setdefault(int(number), shards.of(eqn.outvars[0]))
     for name, specs in marks.items():
         program = found[name].traced.jaxpr
-        known = {v: specs.get(i, ()) for i, v in enumerate(program.invars)}
+        # Under `vmap` the step has another dimension than the site: what it is divided by there, the site's values do not show.
+        known = {
+            v: spec if len(spec := specs.get(i, ())) == len(aval_size(v.aval)[0]) else ()
+            for i, v in enumerate(program.invars)
+        }
         found[name] = replace(found[name], shards=propagate(program, known, shards.mesh))
 
 

@@ -2,6 +2,7 @@
 
 from autoremat.sharding._propagate import WHOLE as WHOLE
 from autoremat.sharding._propagate import Shards as Shards
+from autoremat.sharding._propagate import input_shardings as input_shardings
 from autoremat.sharding._propagate import propagate as propagate
 from autoremat.sharding._propagate import shards_of_arrays as shards_of_arrays
 from autoremat.sharding._spec import Spec as Spec

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from autoremat._compat import DropVar, Jaxpr, JaxprEqn, Var, open_jaxpr, scan_sizes
+from autoremat._compat import Jaxpr, JaxprEqn, Var, open_jaxpr, scan_sizes
 from autoremat.graph._trace import aval_size
 from autoremat.sharding._rules import Dims, Rule, rule_of
 from autoremat.sharding._spec import (
@@ -25,6 +25,7 @@ from autoremat.sharding._spec import (
     mesh_of,
     shard_size,
     spec_of,
+    trimmed,
     ways,
 )
 from autoremat.transform._jaxpr import CHECKPOINTS, OWN_DERIVATIVES, PLAIN_CALLS, is_var, subjaxprs
@@ -32,6 +33,10 @@ from autoremat.transform._jaxpr import CHECKPOINTS, OWN_DERIVATIVES, PLAIN_CALLS
 _CALLS = {**PLAIN_CALLS, **CHECKPOINTS, **OWN_DERIVATIVES, "autoremat_linear": "jaxpr"}
 _CONSTRAINTS = frozenset({"sharding_constraint", "reshard", "mesh_cast"})
 _LOCAL = frozenset({"shard_map"})
+_PAIRS = frozenset({"optimization_barrier"})
+"""Each result is an operand."""
+
+NONE: frozenset[int] = frozenset()
 
 Opened = Callable[[JaxprEqn], Any]
 """The program of an equation that is one operation to JAX, and several to a compiler; `None` for others."""
@@ -51,15 +56,16 @@ class Shards:
     def nbytes(self, var: Var) -> int:
         """Bytes on one device."""
         shape, _, whole = aval_size(var.aval)
-        spec = self.specs.get(var, ())
+        # A type that names a sharding is counted by shards already.
+        spec = _without(self.specs.get(var, ()), axes_in(spec_of(_sharding(var.aval), len(shape))))
         elements = math.prod(shape)
-        if not spec or not elements or spec_of(_sharding(var.aval), len(shape)):
-            return whole  # a type that names a sharding is counted by shards already
+        if not spec or not elements:
+            return whole
         return -(-whole * shard_size(shape, spec, self.mesh) // elements)
 
     def devices(self, eqn: JaxprEqn) -> int:
         """Among how many devices the work of an equation is divided."""
-        if not self.mesh or _runs_programs(eqn):
+        if not self.mesh or _runs_programs(eqn) or eqn.primitive.name in _PAIRS:
             return 1
         rule = _rule(eqn)
         used = set(axes_in(a for v in eqn.outvars for a in self.of(v)))
@@ -88,7 +94,7 @@ class Shards:
 
     def moves(self, eqn: JaxprEqn) -> Moves:
         """What devices exchange, so that an equation can run."""
-        if not self.mesh or _runs_programs(eqn) or eqn.primitive.name in _CONSTRAINTS:
+        if not self.mesh or _runs_programs(eqn) or eqn.primitive.name in (_CONSTRAINTS | _PAIRS):
             return Moves((1,) * len(eqn.invars), 1, 1)
         rule = _rule(eqn)
         claims = self._claims(eqn, rule)
@@ -109,7 +115,7 @@ class Shards:
         if before == spec or not is_var(atom):
             return 0
         lost = axes_in(before) - axes_in(spec)
-        moved = any(set(a) - set(b) for a, b in zip(spec, before, strict=False))
+        moved = any((set(a) - set(b)) & axes_in(before) for a, b in zip(spec, before, strict=False))
         return (ways(lost, self.mesh) - 1) * self.nbytes(atom) + (self.nbytes(atom) if moved else 0)
 
 
@@ -138,22 +144,34 @@ def propagate(
     sizes = {**_meshes_in(jaxpr, opened), **mesh}
     if not sizes or max(sizes.values()) == 1:
         return WHOLE
-    work = _Propagation(sizes, dict(known), set(known), opened)
+    work = _Propagation(sizes, dict(known), dict.fromkeys(known, NONE), opened, _shared(jaxpr, opened))
     for forward in (True, False, True):
         work.sweep(jaxpr, forward)
     return Shards({v: s for v, s in work.specs.items() if s}, sizes)
 
 
+def input_shardings(jaxpr: Jaxpr, arrays: Sequence[Any]) -> list[Any]:
+    """The shardings of the inputs of a program, its constants first: of the arrays, or what a jitted function asks for."""
+    inputs = (*jaxpr.constvars, *jaxpr.invars)
+    found = {v: getattr(x, "sharding", None) for v, x in zip(inputs, arrays, strict=True)}
+    for eqn in jaxpr.eqns:
+        for v, sharding in zip(eqn.invars, eqn.params.get("in_shardings", ()), strict=False):
+            if is_var(v) and v in found and mesh_of(sharding) and not mesh_of(found[v]):
+                found[v] = sharding
+    return [found[v] for v in inputs]
+
+
 def shards_of_arrays(jaxpr: Jaxpr, arrays: Sequence[Any], opened: Opened = lambda eqn: None) -> Shards:
     """The shards of a program whose inputs, its constants first, are these arrays, or shapes with shardings."""
     inputs = (*jaxpr.constvars, *jaxpr.invars)
-    shardings = [getattr(x, "sharding", None) for x in arrays]
+    shardings = input_shardings(jaxpr, arrays)
     mesh: dict[str, int] = {}
     for sharding in shardings:
         mesh |= mesh_of(sharding)
     known = {
         v: spec_of(sharding, len(aval_size(v.aval)[0])) for v, sharding in zip(inputs, shardings, strict=True)
     }
+    known |= dict.fromkeys(jaxpr.constvars, ())  # a compiler is given constants whole
     return propagate(jaxpr, known, mesh, opened)
 
 
@@ -161,8 +179,9 @@ def shards_of_arrays(jaxpr: Jaxpr, arrays: Sequence[Any], opened: Opened = lambd
 class _Propagation:
     mesh: Mesh
     specs: dict[Var, Spec]
-    fixed: set[Var]
+    fixed: dict[Var, frozenset[int]]  # with the dimensions that are left to the compiler
     opened: Opened
+    shared: Collection[int] = ()  # programs, by `id`, that several equations run
 
     def sweep(self, jaxpr: Jaxpr, forward: bool) -> None:
         for v in (*jaxpr.constvars, *jaxpr.invars):
@@ -177,39 +196,52 @@ class _Propagation:
 
     def give(self, atom: Any, spec: Spec) -> None:
         """Fill what is whole so far."""
-        if is_var(atom) and spec and atom not in self.fixed and not isinstance(atom, DropVar):
+        if is_var(atom) and spec and self.fixed.get(atom, True):
             shape = aval_size(atom.aval)[0]
+            if atom in self.fixed:
+                spec = trimmed(tuple(a if d in self.fixed[atom] else () for d, a in enumerate(spec)))
             if len(shape) == len(spec):
                 self.specs[atom] = filled(self.of(atom), spec, shape, self.mesh)
 
-    def _fix(self, atom: Any, sharding: Any) -> None:
+    def _fix(self, atom: Any, sharding: Any, open_dims: frozenset[int] = NONE) -> None:
         """Set what a sharding says; one that leaves it to the compiler says nothing."""
         if not is_var(atom) or not mesh_of(sharding) or atom in self.fixed:
             return
         self.specs[atom] = spec_of(sharding, len(aval_size(atom.aval)[0]))
-        self.fixed.add(atom)
+        self.fixed[atom] = open_dims
 
     def _typed(self, var: Var) -> None:
         sharding = _sharding(var.aval)
-        if spec_of(sharding, len(getattr(var.aval, "shape", ()))):
-            self._fix(var, sharding)
+        if spec := spec_of(sharding, len(getattr(var.aval, "shape", ()))):
+            if _has_auto(sharding):  # axes beside the explicit ones are the compiler's to use
+                self.give(var, spec)
+            else:
+                self._fix(var, sharding)
 
     def _step(self, eqn: JaxprEqn, forward: bool) -> None:
         name = eqn.primitive.name
         if name in _CONSTRAINTS:
-            self._fix(eqn.outvars[0], eqn.params.get("sharding", eqn.params.get("dst_sharding")))
-            if not forward:
+            sharding = eqn.params.get("sharding", eqn.params.get("dst_sharding"))
+            self._fix(eqn.outvars[0], sharding, frozenset(eqn.params.get("unconstrained_dims", ())))
+            if forward:
+                self.give(eqn.outvars[0], self.of(eqn.invars[0]))
+            else:
                 self.give(eqn.invars[0], self.of(eqn.outvars[0]))
         elif name in _LOCAL:
-            self._shard_map(eqn)
+            self._shard_map(eqn, forward)
+        elif name in _PAIRS:
+            for v, atom in zip(eqn.outvars, eqn.invars, strict=True):
+                self.give(*((v, self.of(atom)) if forward else (atom, self.of(v))))
         elif name == "scan":
             self._scan(eqn, forward)
         elif name == "while":
             self._while(eqn, forward)
         elif name == "cond":
             for branch in eqn.params["branches"]:
+                self._forget(open_jaxpr(branch)[0])
                 self._call(open_jaxpr(branch)[0], eqn.invars[1:], eqn.outvars, forward)
         elif (called := _called(eqn, self.opened)) is not None:
+            self._forget(called)
             self._jitted(eqn, called)
             self._call(called, eqn.invars, eqn.outvars, forward)
         else:
@@ -229,6 +261,11 @@ class _Propagation:
 
     def _call(self, body: Jaxpr, ins: Sequence[Any], outs: Sequence[Any], forward: bool) -> None:
         inner = body.invars[len(body.invars) - len(ins) :]  # constants that were hoisted come first
+        if id(body) in self.shared:
+            for v, atom in zip(inner, ins, strict=True):
+                self.give(v, self.of(atom))
+            if not forward:
+                self.sweep(body, True)
         if forward:
             for v, atom in zip(inner, ins, strict=True):
                 self.give(v, self.of(atom))
@@ -242,6 +279,13 @@ class _Propagation:
             for v, atom in zip(inner, ins, strict=True):
                 self.give(atom, self.of(v))
 
+    def _forget(self, body: Jaxpr) -> None:
+        """What another equation has found of a program that this one runs, too: the sizes inside are those of the last."""
+        if id(body) in self.shared:
+            for v in _all_vars(body):
+                self.specs.pop(v, None)
+                self.fixed.pop(v, None)
+
     def _jitted(self, eqn: JaxprEqn, body: Jaxpr) -> None:
         for v, sharding in zip(body.invars, eqn.params.get("in_shardings", ()), strict=False):
             self._fix(v, sharding)
@@ -250,6 +294,7 @@ class _Propagation:
 
     def _scan(self, eqn: JaxprEqn, forward: bool) -> None:
         body, _ = open_jaxpr(eqn.params["jaxpr"])
+        self._forget(body)
         consts, carry = scan_sizes(eqn.params)
         first_x = consts + carry
         for _ in range(2):  # the second time with what the first one found of the carry
@@ -290,19 +335,73 @@ class _Propagation:
 
     def _while(self, eqn: JaxprEqn, forward: bool) -> None:
         body = open_jaxpr(eqn.params["body_jaxpr"])[0]
+        cond = open_jaxpr(eqn.params["cond_jaxpr"])[0]
+        self._forget(body)
         ins = eqn.invars[eqn.params["cond_nconsts"] :]
         for _ in range(2):
             self._call(body, ins, eqn.outvars, forward)
             for v, atom in zip(body.invars[eqn.params["body_nconsts"] :], body.outvars, strict=True):
                 self.give(v, self.of(atom))
+        carried = body.invars[eqn.params["body_nconsts"] :]
+        for v, atom in zip(cond.invars, (*eqn.invars[: eqn.params["cond_nconsts"]], *carried), strict=True):
+            self.give(v, self.of(atom))
+        self.sweep(cond, True)
 
-    def _shard_map(self, eqn: JaxprEqn) -> None:
+    def _shard_map(self, eqn: JaxprEqn, forward: bool) -> None:
         """Inside, types are those of one shard; outside, what it returns is divided as it says."""
-        mesh = mesh_of_params(eqn)
+        mesh, manual = mesh_of_params(eqn), _manual(eqn)
+        whole = manual >= mesh.keys()
         for v, spec in zip(eqn.outvars, eqn.params.get("out_specs", ()), strict=False):
-            if mesh and not isinstance(v, DropVar) and v not in self.fixed:
+            if mesh and v not in self.fixed and not self.of(v):
                 self.specs[v] = spec_of(_Named(spec), len(aval_size(v.aval)[0]))
-                self.fixed.add(v)
+                if whole:
+                    self.fixed[v] = NONE
+        if not forward:
+            for v, spec in zip(eqn.invars, eqn.params.get("in_specs", ()), strict=False):
+                self.give(v, spec_of(_Named(spec), len(aval_size(v.aval)[0])))
+        if not whole:  # the other axes divide what is inside as well
+            body = open_jaxpr(eqn.params["jaxpr"])[0]
+            into = [(v, a) for v, a in zip(body.invars, eqn.invars, strict=True)]
+            out = [(v, a) for v, a in zip(eqn.outvars, body.outvars, strict=True)]
+            for to, of in into if forward else [(a, v) for v, a in out]:
+                self.give(to, _without(self.of(of), manual))
+            self.sweep(body, forward)
+            for to, of in out if forward else [(a, v) for v, a in into]:
+                self.give(to, _without(self.of(of), manual))
+
+
+def _manual(eqn: JaxprEqn) -> frozenset[str]:
+    return frozenset(map(str, eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes", ()))))
+
+
+def _without(spec: Spec, axes: Collection[str]) -> Spec:
+    return trimmed(tuple(tuple(a for a in of_dim if a not in axes) for of_dim in spec))
+
+
+def _all_vars(jaxpr: Jaxpr) -> Iterator[Var]:
+    yield from _vars(jaxpr)
+    for eqn in jaxpr.eqns:
+        for inner in subjaxprs(eqn):
+            yield from _all_vars(inner)
+
+
+def _shared(jaxpr: Jaxpr, opened: Opened) -> set[int]:
+    """Programs, by `id`, that several equations run: JAX traces a jitted function once for all calls of the same types."""
+    seen: set[int] = set()
+    twice: set[int] = set()
+
+    def look(program: Jaxpr) -> None:
+        for eqn in program.eqns:
+            inner = opened(eqn)
+            for body in subjaxprs(eqn) if inner is None else (inner,):
+                if id(body) in seen:
+                    twice.add(id(body))
+                else:
+                    seen.add(id(body))
+                    look(body)
+
+    look(jaxpr)
+    return twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +451,11 @@ def _sizes(atoms: Sequence[Any]) -> list[int]:
 
 def _sharding(aval: Any) -> Any:
     return getattr(getattr(aval, "inner_aval", aval), "sharding", None)
+
+
+def _has_auto(sharding: Any) -> bool:
+    types = getattr(getattr(sharding, "mesh", None), "axis_types", ())
+    return any(str(t).endswith("Auto") for t in types)
 
 
 def _runs_programs(eqn: JaxprEqn) -> bool:

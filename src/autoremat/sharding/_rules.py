@@ -208,10 +208,6 @@ def _reshape(params: Mapping[str, Any], operands: Sequence[Shape], results: Sequ
     return Rule((tuple(into), *map(_whole, operands[1:])), (tuple(out),))
 
 
-def _concatenate(params: Mapping[str, Any], operands: Sequence[Shape], results: Sequence[Shape]) -> Rule:
-    return _pointwise_but("dimension")(params, operands, results)
-
-
 def _gather(params: Mapping[str, Any], operands: Sequence[Shape], results: Sequence[Shape]) -> Rule:
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     operand, indices, result = _indexed(
@@ -280,6 +276,47 @@ def _indexed(
     return tuple(of_operand), tuple(of_indices), tuple(of_slices)
 
 
+def _joined(params: Mapping[str, Any], operands: Sequence[Shape], results: Sequence[Shape]) -> Rule:
+    """Parts of arrays, dimension by dimension: devices exchange borders at most. Other operands are scalars."""
+    rank = len(results[0])
+    return Rule(tuple(_numbered(s) if len(s) == rank else _whole(s) for s in operands), (tuple(range(rank)),))
+
+
+def _stack(params: Mapping[str, Any], operands: Sequence[Shape], results: Sequence[Shape]) -> Rule:
+    axis = params["axis"] % len(results[0])
+    dims = tuple(None if d == axis else d - (d > axis) for d in range(len(results[0])))
+    return Rule(tuple(map(_numbered, operands)), (dims,))
+
+
+def _unstack(params: Mapping[str, Any], operands: Sequence[Shape], results: Sequence[Shape]) -> Rule:
+    stacked = _stack(params, results, operands)
+    return Rule(stacked.results, stacked.operands)
+
+
+def _tile(params: Mapping[str, Any], operands: Sequence[Shape], results: Sequence[Shape]) -> Rule:
+    dims = tuple(d if n == m else None for d, (n, m) in enumerate(zip(operands[0], results[0], strict=True)))
+    return Rule((dims,), (dims,))
+
+
+def _leading(params: Mapping[str, Any], operands: Sequence[Shape], results: Sequence[Shape]) -> Rule:
+    """Dimensions that the first operand and the results begin with alike."""
+    common = 0
+    for sizes in zip(*operands[:1], *results, strict=False):
+        if len(set(sizes)) > 1:
+            break
+        common += 1
+
+    def dims(shape: Shape) -> Dims:
+        return tuple(d if d < common else None for d in range(len(shape)))
+
+    return Rule((dims(operands[0]), *map(_whole, operands[1:])), tuple(map(dims, results)))
+
+
+def _drawn(params: Mapping[str, Any], operands: Sequence[Shape], results: Sequence[Shape]) -> Rule:
+    """Bits drawn from keys: each key makes what is its own, any part of it alone."""
+    return Rule(tuple(map(_numbered, operands)), tuple(map(_numbered, results)))
+
+
 def _made(params: Mapping[str, Any], operands: Sequence[Shape], results: Sequence[Shape]) -> Rule:
     """Made out of nothing that is divided: any part of it can be made alone."""
     return Rule(tuple(map(_whole, operands)), tuple(map(_numbered, results)))
@@ -303,7 +340,12 @@ _RULES: Mapping[str, Maker] = {
         _reduce,
         "reduce reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin",
     ),
-    **_for(_concatenate, "concatenate"),
+    **_for(_joined, "concatenate slice pad"),
+    **_for(_stack, "stack"),
+    **_for(_unstack, "unstack"),
+    **_for(_tile, "tile"),
+    **_for(_leading, "random_wrap random_unwrap random_seed random_split bitcast_convert_type"),
+    **_for(_drawn, "random_bits"),
     **_for(_pointwise_but("axis"), "cumsum cumprod cummax cummin cumlogsumexp split all_gather"),
     **_for(_pointwise_but("dimension"), "sort"),
     **_for(_last_whole(1), "top_k approx_top_k fft tridiagonal"),
@@ -313,9 +355,9 @@ _RULES: Mapping[str, Maker] = {
     ),
     **_for(
         _where_equal,
-        "slice dynamic_slice dynamic_update_slice pad rev reduce_window reduce_window_sum reduce_window_max "
+        "dynamic_slice dynamic_update_slice rev reduce_window reduce_window_sum reduce_window_max "
         "reduce_window_min select_and_scatter_add select_and_gather_add select_and_scatter",
     ),
     **_for(_first_only, "dot_product_attention_fwd_wrapper dot_product_attention_bwd_wrapper"),
-    **_for(_made, "iota random_bits rng_bit_generator rng_uniform random_wrap random_unwrap random_seed"),
+    **_for(_made, "iota rng_bit_generator rng_uniform"),
 }
