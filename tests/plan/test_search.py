@@ -113,6 +113,28 @@ def test_predictions_that_are_wrong_by_a_factor_are_corrected(wrong: float) -> N
     assert len(numbers.compiled) <= 6
 
 
+def test_room_is_used_whatever_was_predicted() -> None:
+    """The predictions of all plans but the last ones are far too high: what is kept says that more fits."""
+    peaks = [1000 - i for i in range(90)]  # as what they keep falls
+    numbers = Numbers([peaks], [[*(5 * p for p in peaks[:80]), *peaks[80:]]])
+    _, found = search(numbers, 985)
+    assert found is not None
+    assert found.index == 15
+    assert len(numbers.compiled) <= 5
+
+
+def test_room_that_cannot_be_used_costs_two_compilations() -> None:
+    peaks = [*[3000] * 80, *[900 - i for i in range(10)]]
+    numbers = Numbers([peaks], [peaks])
+    _, found = search(numbers, 985)
+    assert found is not None
+    assert found.index == 80
+    assert len([i for _, i in numbers.compiled if 0 <= i < 80]) <= 2
+    fast = Numbers([peaks], [peaks])
+    search(fast, 985, "fast")
+    assert not [i for _, i in fast.compiled if 0 <= i < 80]
+
+
 def test_the_way_that_recomputes_least_is_taken() -> None:
     slow, fast = [1000 - 5 * i for i in range(90)], [1000 - 20 * i for i in range(40)]
     numbers = Numbers([slow, fast], [slow, fast])

@@ -38,6 +38,9 @@ PATIENCE = 4
 FINE = 0.003
 """A bracket of plans that differ by less than this share of the budget in what they keep is not narrowed further."""
 
+ROOM, VAIN = 0.05, 2
+"""A best plan that leaves this share of the budget is no end: what keeps so much more is compiled, in vain so often at most."""
+
 BOTTOM = 8
 """Plans of the second half of a path that are looked at where none is predicted to fit, ..."""
 
@@ -75,6 +78,8 @@ class Search:
         if self.best() is None:
             self._reach_bottom(paths)
             self._lower(paths)
+        if self.effort != "fast":
+            self._use_room(paths)
         return self.best()
 
     def fits(self, m: Measured) -> bool:
@@ -130,6 +135,33 @@ class Search:
             _, variant, index = min(chosen)
             if self._measure(variant, index) is None:
                 failed.add((variant, index))
+
+    def _use_room(self, paths: Sequence[Path]) -> None:
+        """The best plan leaves room: compile what keeps so much more, whatever was predicted, until that fails `VAIN` times.
+
+        A model of a compiler may be wrong about one plan and right about its neighbour; what they keep differs by what it differs.
+        """
+        vain, tried = 0, set[tuple[int, int]]()
+        while vain < VAIN and not self.exhausted:
+            best = self.best()
+            if best is None or best.index < 0 or best.use.peak_bytes > (1 - ROOM) * self.budget:
+                return
+            path, room = paths[best.variant], self.budget - best.use.peak_bytes
+            stop = self._worth(path)
+            found = next(
+                (
+                    i
+                    for i in range(min(stop, path.flat))
+                    if path.states[i].nbytes - best.nbytes <= room
+                    and (best.variant, i) not in tried.union(self.candidates.record.measured)
+                ),
+                None,
+            )
+            if found is None:
+                return
+            tried.add((best.variant, found))
+            measured = self._measure(best.variant, found)
+            vain += measured is None or not self.fits(measured)
 
     def _first(self, variant: int, path: Path, failed: set[tuple[int, int]]) -> int | None:
         """The first plan of a path, not compiled yet, that is predicted to fit and recomputes less than the best one known.
