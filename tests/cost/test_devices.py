@@ -19,7 +19,8 @@ def test_the_table_is_complete(name):
     assert found.name == name
     for f in dataclasses.fields(found):
         value = getattr(found, f.name)
-        assert value, f"{f.name} of {name} is {value!r}"
+        assert value or f.name == "measured", f"{f.name} of {name} is {value!r}"
+    assert not found.measured  # the table holds what makers publish
     assert found.matrix_rate("bfloat16") >= found.vector_flops_per_s
     assert len(found.source) > 40
     hash(found)
