@@ -71,7 +71,7 @@ GATHER, SCATTER = "all_gather", "reduce_scatter"
 """What devices exchange where they divide values otherwise than work."""
 
 
-def flatten(jaxpr: Jaxpr, division: Division) -> Program:
+def flatten(jaxpr: Jaxpr, division: Divided) -> Program:
     """The flat program of an open jaxpr; its constants come first among the inputs. Sizes are those of one device."""
     live, _ = dce(jaxpr, [True] * len(jaxpr.outvars))
     flattener = _Flattener(division)
@@ -113,18 +113,18 @@ class _Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
+class Divided:
     """How values are divided among devices, and the programs that were opened to find it out."""
 
     shards: Shards
     opened: _Opened
 
 
-def divide(jaxpr: Jaxpr, arrays: Sequence[Any]) -> Division:
+def divide(jaxpr: Jaxpr, arrays: Sequence[Any]) -> Divided:
     """How an open jaxpr is divided whose inputs, its constants first, are these arrays, or shapes with shardings."""
     opened = _Opened()
     live, _ = dce(jaxpr, [True] * len(jaxpr.outvars))
-    return Division(shards_of_arrays(jaxpr.replace(eqns=live.eqns), arrays, opened.body), opened)
+    return Divided(shards_of_arrays(jaxpr.replace(eqns=live.eqns), arrays, opened.body), opened)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ Operand = int | Scalar
 class _Flattener:
     """Collects instructions; `known` maps an operation on values to its results."""
 
-    division: Division
+    division: Divided
     nbytes: list[int] = field(default_factory=list[int])
     rank: list[int] = field(default_factory=list[int])
     instructions: list[Instruction] = field(default_factory=list[Instruction])
@@ -342,7 +342,7 @@ def _holds_program(parameter: Any) -> bool:
     return is_jaxpr(parameter) or (isinstance(parameter, (tuple, list)) and any(map(is_jaxpr, parameter)))
 
 
-def _inside(eqn: JaxprEqn, division: Division) -> tuple[tuple[Program, ...], int]:
+def _inside(eqn: JaxprEqn, division: Divided) -> tuple[tuple[Program, ...], int]:
     """The programs that an equation runs, and bytes that it needs besides."""
     name, params = eqn.primitive.name, eqn.params
     if name == "scan":
@@ -362,5 +362,5 @@ def _inside(eqn: JaxprEqn, division: Division) -> tuple[tuple[Program, ...], int
     return (), 0
 
 
-def _inner(called: Any, division: Division) -> Program:
+def _inner(called: Any, division: Divided) -> Program:
     return flatten(open_jaxpr(called)[0], division)

@@ -296,42 +296,23 @@ class _Propagation:
         body, _ = open_jaxpr(eqn.params["jaxpr"])
         self._forget(body)
         consts, carry = scan_sizes(eqn.params)
-        first_x = consts + carry
+        entering = [
+            (v, atom, i >= consts + carry) for i, (v, atom) in enumerate(_pairs(body.invars, eqn.invars))
+        ]
+        leaving = [(atom, v, i >= carry) for i, (v, atom) in enumerate(_pairs(eqn.outvars, body.outvars))]
+        carried = list(_pairs(body.invars[consts : consts + carry], body.outvars[:carry]))
+        if id(body) in self.shared and not forward:
+            for inside, outside, stacked in entering:
+                self.give(inside, _unstacked(self.of(outside)) if stacked else self.of(outside))
+            self.sweep(body, True)
         for _ in range(2):  # the second time with what the first one found of the carry
-            pairs = [
-                *(
-                    (v, atom, False)
-                    for v, atom in zip(body.invars[:first_x], eqn.invars[:first_x], strict=True)
-                ),
-                *(
-                    (v, atom, True)
-                    for v, atom in zip(body.invars[first_x:], eqn.invars[first_x:], strict=True)
-                ),
-            ]
-            results = [
-                (v, atom, i >= carry)
-                for i, (v, atom) in enumerate(zip(eqn.outvars, body.outvars, strict=True))
-            ]
-            carried = list(zip(body.invars[consts:first_x], body.outvars[:carry], strict=True))
-            if forward:
-                self._enter(pairs)
-                self.sweep(body, forward)
-                for v, atom in carried:
-                    self.give(v, self.of(atom))
-                for v, atom, stacked in results:
-                    self.give(v, _stacked(self.of(atom)) if stacked else self.of(atom))
-            else:
-                for v, atom, stacked in results:
-                    self.give(atom, _unstacked(self.of(v)) if stacked else self.of(v))
-                self.sweep(body, forward)
-                for v, atom in carried:
-                    self.give(atom, self.of(v))
-                for v, atom, stacked in pairs:
-                    self.give(atom, _stacked(self.of(v)) if stacked else self.of(v))
-
-    def _enter(self, pairs: Sequence[tuple[Var, Any, bool]]) -> None:
-        for v, atom, stacked in pairs:
-            self.give(v, _unstacked(self.of(atom)) if stacked else self.of(atom))
+            for inside, outside, stacked in entering if forward else leaving:
+                self.give(inside, _unstacked(self.of(outside)) if stacked else self.of(outside))
+            self.sweep(body, forward)
+            for into, out in carried:
+                self.give(*((into, self.of(out)) if forward else (out, self.of(into))))
+            for inside, outside, stacked in leaving if forward else entering:
+                self.give(outside, _stacked(self.of(inside)) if stacked else self.of(inside))
 
     def _while(self, eqn: JaxprEqn, forward: bool) -> None:
         body = open_jaxpr(eqn.params["body_jaxpr"])[0]
@@ -349,7 +330,7 @@ class _Propagation:
 
     def _shard_map(self, eqn: JaxprEqn, forward: bool) -> None:
         """Inside, types are those of one shard; outside, what it returns is divided as it says."""
-        mesh, manual = mesh_of_params(eqn), _manual(eqn)
+        mesh, manual = _mesh_of_params(eqn), _manual(eqn)
         whole = manual >= mesh.keys()
         for v, spec in zip(eqn.outvars, eqn.params.get("out_specs", ()), strict=False):
             if mesh and v not in self.fixed and not self.of(v):
@@ -361,13 +342,16 @@ class _Propagation:
                 self.give(v, spec_of(_Named(spec), len(aval_size(v.aval)[0])))
         if not whole:  # the other axes divide what is inside as well
             body = open_jaxpr(eqn.params["jaxpr"])[0]
-            into = [(v, a) for v, a in zip(body.invars, eqn.invars, strict=True)]
-            out = [(v, a) for v, a in zip(eqn.outvars, body.outvars, strict=True)]
+            into, out = list(_pairs(body.invars, eqn.invars)), list(_pairs(eqn.outvars, body.outvars))
             for to, of in into if forward else [(a, v) for v, a in out]:
                 self.give(to, _without(self.of(of), manual))
             self.sweep(body, forward)
             for to, of in out if forward else [(a, v) for v, a in into]:
                 self.give(to, _without(self.of(of), manual))
+
+
+def _pairs(a: Sequence[Any], b: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(a, b, strict=True)
 
 
 def _manual(eqn: JaxprEqn) -> frozenset[str]:
@@ -482,7 +466,7 @@ def _unstacked(spec: Spec) -> Spec:
     return spec[1:] if any(spec[1:]) else ()
 
 
-def mesh_of_params(eqn: JaxprEqn) -> dict[str, int]:
+def _mesh_of_params(eqn: JaxprEqn) -> dict[str, int]:
     """The meshes that the parameters of an equation name."""
     found: dict[str, int] = mesh_of(_HasMesh(eqn.params.get("mesh")))
     for param in eqn.params.values():
@@ -501,7 +485,7 @@ def _meshes_in(jaxpr: Jaxpr, opened: Opened) -> dict[str, int]:
     for v in _vars(jaxpr):
         found |= mesh_of(_sharding(v.aval))
     for eqn in jaxpr.eqns:
-        found |= mesh_of_params(eqn)
+        found |= _mesh_of_params(eqn)
         inner = opened(eqn)
         for body in subjaxprs(eqn) if inner is None else (inner,):
             found |= _meshes_in(body, opened)
