@@ -77,6 +77,19 @@ def test_the_maximum_with_minus_infinity_is_nothing() -> None:
     assert [(i.primitive, i.literals) for i in made] == [("max", True)]
 
 
+def test_products_that_compute_their_operands() -> None:
+    """On TPUs; a costly operand with a second reader is an array all the same."""
+    tpu = Compiler(name="TPU", products_take_operands=True)
+    assert run(lambda x: (x * 2 + 1) @ jnp.exp(x), X) == ["add", "exp", "dot_general"]
+    assert run(lambda x: (x * 2 + 1) @ jnp.exp(x), X, compiler=tpu) == ["dot_general"]
+
+    def twice(x: Any) -> Any:
+        y = jnp.exp(x)
+        return y @ x, y @ (x + 1)
+
+    assert run(twice, X, compiler=tpu).count("exp") == 1
+
+
 def test_a_checkpoint_puts_one_barrier_before_its_backward_pass() -> None:
     def loss(x: Any) -> Any:
         return jax.checkpoint(lambda y: jnp.sin(jnp.sin(y)))(x).sum()

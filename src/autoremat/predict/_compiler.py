@@ -13,11 +13,13 @@ class Compiler:
         apart, and is gone before fusion.
     - `library_reductions`: reductions in float32 are calls of a library, which takes few of the operations around it; otherwise
         they fuse with what they reduce.
+    - `products_take_operands`: what computes an operand of a product element by element is computed inside its kernel.
     """
 
     name: str
     keeps_barriers: bool = True
     library_reductions: bool = False
+    products_take_operands: bool = False
 
 
 XLA_CPU = Compiler(name="XLA for CPUs", library_reductions=True)
@@ -26,5 +28,8 @@ XLA_CPU = Compiler(name="XLA for CPUs", library_reductions=True)
 XLA_CPU_0_10 = Compiler(name="XLA for CPUs, JAX 0.10", keeps_barriers=False, library_reductions=True)
 """Up to JAX 0.10."""
 
-XLA_ACCELERATOR = Compiler(name="XLA for TPUs and GPUs")
-"""What is common to both: a first guess, which compilations correct."""
+XLA_TPU = Compiler(name="XLA for TPUs", products_take_operands=True)
+"""A first guess, which compilations correct, as is the next."""
+
+XLA_GPU = Compiler(name="XLA for GPUs")
+"""Products are calls of libraries, or kernels with few operations around them."""

@@ -46,6 +46,7 @@ _CONSTANTS = frozenset({"broadcast_in_dim", *_names.CONSTANT})
 FUSIBLE = ELEMENTWISE | _INDEXING
 _ALSO_TAKE = frozenset({"dynamic_update_slice", *_names.REDUCTION})
 _COSTLY = frozenset({*_names.TRANSCENDENTAL, *_names.SPECIAL, "cbrt", "rem", "rsqrt", "sqrt"})
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 _SMALL = 8
 """An operand of less than one part in so many of the result counts as none."""
 
@@ -124,6 +125,8 @@ class _Fusion:
         instruction = self.program.instructions[i]
         if self.compiler.library_reductions and is_library_reduction(self.program, instruction):
             return False
+        if self.compiler.products_take_operands and instruction.primitive in _PRODUCTS:
+            return True
         return instruction.primitive in FUSIBLE or instruction.primitive in _ALSO_TAKE
 
     def _repeats(self, i: int) -> bool:

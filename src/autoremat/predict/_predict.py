@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from autoremat._compat import FUSES_INTO_READERS, Jaxpr, Var, open_jaxpr
-from autoremat.predict._compiler import XLA_ACCELERATOR, XLA_CPU, XLA_CPU_0_10, Compiler
+from autoremat.predict._compiler import XLA_CPU, XLA_CPU_0_10, XLA_GPU, XLA_TPU, Compiler
 from autoremat.predict._flatten import divide, flatten
 from autoremat.predict._peak import Moment, peak
 from autoremat.sharding import Shards
@@ -80,5 +80,5 @@ def _alias_bytes(jaxpr: Jaxpr, shards: Shards) -> int:
 def compiler_for(platform: str) -> Compiler:
     """The model of the compiler for a platform that comes with the JAX installed."""
     if platform != "cpu":
-        return XLA_ACCELERATOR
+        return XLA_TPU if platform == "tpu" else XLA_GPU
     return XLA_CPU_0_10 if FUSES_INTO_READERS else XLA_CPU
