@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
@@ -171,9 +172,15 @@ def aval_size(aval: Any) -> tuple[tuple[int, ...], str, int]:
         return (), type(aval).__name__, _lowered_bytes(aval)
     shape = tuple(int(d) for d in shape)
     count = math.prod(_shard_shape(aval, shape))
-    bits = _SUB_BYTE_BITS.get(str(dtype))
+    name = _dtype_name(dtype)
+    bits = _SUB_BYTE_BITS.get(name)
     nbytes = -(-count * bits // 8) if bits else count * dtype.itemsize
-    return shape, "float0" if dtype == jax.dtypes.float0 else str(dtype), nbytes
+    return shape, name, nbytes
+
+
+@functools.cache
+def _dtype_name(dtype: Any) -> str:
+    return "float0" if dtype == jax.dtypes.float0 else str(dtype)
 
 
 def _lowered_bytes(aval: Any) -> int:

@@ -187,6 +187,8 @@ class Builder:
 
     def _shards_of(self, part: Jaxpr, joint: Joint) -> Shards:
         """How the values of the joint program are divided: its inputs and outputs are those of the part."""
+        if not self.shards.mesh:
+            return WHOLE
         ends = zip(
             (*part.invars, *part.outvars), (*joint.inputs[: len(part.invars)], *joint.outs), strict=True
         )

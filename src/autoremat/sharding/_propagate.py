@@ -168,9 +168,7 @@ def shards_of_arrays(jaxpr: Jaxpr, arrays: Sequence[Any], opened: Opened = lambd
     mesh: dict[str, int] = {}
     for sharding in shardings:
         mesh |= mesh_of(sharding)
-    known = {
-        v: spec_of(sharding, len(aval_size(v.aval)[0])) for v, sharding in zip(inputs, shardings, strict=True)
-    }
+    known = {v: spec_of(sharding, len(_shape(v))) for v, sharding in zip(inputs, shardings, strict=True)}
     known |= dict.fromkeys(jaxpr.constvars, ())  # a compiler is given constants whole
     return propagate(jaxpr, known, mesh, opened)
 
@@ -197,7 +195,7 @@ class _Propagation:
     def give(self, atom: Any, spec: Spec) -> None:
         """Fill what is whole so far."""
         if is_var(atom) and spec and self.fixed.get(atom, True):
-            shape = aval_size(atom.aval)[0]
+            shape = _shape(atom)
             if atom in self.fixed:
                 spec = trimmed(tuple(a if d in self.fixed[atom] else () for d, a in enumerate(spec)))
             if len(shape) == len(spec):
@@ -207,7 +205,7 @@ class _Propagation:
         """Set what a sharding says; one that leaves it to the compiler says nothing."""
         if not is_var(atom) or not mesh_of(sharding) or atom in self.fixed:
             return
-        self.specs[atom] = spec_of(sharding, len(aval_size(atom.aval)[0]))
+        self.specs[atom] = spec_of(sharding, len(_shape(atom)))
         self.fixed[atom] = open_dims
 
     def _typed(self, var: Var) -> None:
@@ -334,12 +332,12 @@ class _Propagation:
         whole = manual >= mesh.keys()
         for v, spec in zip(eqn.outvars, eqn.params.get("out_specs", ()), strict=False):
             if mesh and v not in self.fixed and not self.of(v):
-                self.specs[v] = spec_of(_Named(spec), len(aval_size(v.aval)[0]))
+                self.specs[v] = spec_of(_Named(spec), len(_shape(v)))
                 if whole:
                     self.fixed[v] = NONE
         if not forward:
             for v, spec in zip(eqn.invars, eqn.params.get("in_specs", ()), strict=False):
-                self.give(v, spec_of(_Named(spec), len(aval_size(v.aval)[0])))
+                self.give(v, spec_of(_Named(spec), len(_shape(v))))
         if not whole:  # the other axes divide what is inside as well
             body = open_jaxpr(eqn.params["jaxpr"])[0]
             into, out = list(_pairs(body.invars, eqn.invars)), list(_pairs(eqn.outvars, body.outvars))
@@ -424,13 +422,18 @@ def _lost(spec: Spec, dims: Sequence[int | None], claims: Mapping[int, Axes]) ->
     ]
 
 
+def _shape(atom: Any) -> tuple[int, ...]:
+    aval = getattr(atom.aval, "inner_aval", atom.aval)
+    return tuple(getattr(aval, "shape", ()))
+
+
 def _rule(eqn: JaxprEqn) -> Rule:
-    ins, outs = ([aval_size(v.aval)[0] for v in atoms] for atoms in (eqn.invars, eqn.outvars))
+    ins, outs = ([_shape(v) for v in atoms] for atoms in (eqn.invars, eqn.outvars))
     return rule_of(eqn.primitive.name, eqn.params, ins, outs)
 
 
 def _sizes(atoms: Sequence[Any]) -> list[int]:
-    return [math.prod(aval_size(v.aval)[0]) for v in atoms]
+    return [math.prod(_shape(v)) for v in atoms]
 
 
 def _sharding(aval: Any) -> Any:
