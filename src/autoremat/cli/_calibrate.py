@@ -8,18 +8,15 @@ from pathlib import Path
 import click
 
 from autoremat.cli._input import Spec
-from autoremat.cli._options import gradient_options, json_option, load, spec_argument
-from autoremat.cli._output import Output, check_out, writing
+from autoremat.cli._options import gradient_options, json_option, load, out_options, spec_argument
+from autoremat.cli._output import Output, check_out
 from autoremat.plan import calibrate
 from autoremat.report import calibration_report
 
 
 @click.command("calibrate")
 @spec_argument
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="COSTS.json", help="Save the table to this file."
-)
-@click.option("--force", is_flag=True, help="Overwrite the file of --out.")
+@out_options("COSTS.json", "Save the table to this file.")
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
@@ -57,9 +54,5 @@ def calibrate_command(
         )
     data = asdict(table)
     output.show(calibration_report(data))
-    if out is not None:
-        with writing(out):
-            table.save(out)
-        data["wrote"] = str(out)
-        output.say(f"Wrote {out}")
+    output.save(table, out, data)
     output.finish(data)

@@ -7,8 +7,15 @@ from pathlib import Path
 import click
 
 from autoremat.cli._input import Spec, load_example
-from autoremat.cli._options import costs_option, effort_option, json_option, spec_argument, target_option
-from autoremat.cli._output import Output, check_out, writing
+from autoremat.cli._options import (
+    costs_option,
+    effort_option,
+    json_option,
+    out_options,
+    spec_argument,
+    target_option,
+)
+from autoremat.cli._output import Output, check_out
 from autoremat.cost import CostTable
 from autoremat.plan import fit
 from autoremat.plan._fit import fit_data
@@ -27,10 +34,7 @@ from autoremat.report import fit_report
     metavar="SIZE",
     help="Of the memory, what must stay free for what no program shows.",
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="PLAN.json", help="Save the plan to this file."
-)
-@click.option("--force", is_flag=True, help="Overwrite the file of --out.")
+@out_options("PLAN.json", "Save the plan to this file.")
 @target_option
 @costs_option
 @effort_option
@@ -72,9 +76,5 @@ def fit_command(
         )
     data = fit_data(found)
     output.show(fit_report(data))
-    if out is not None:
-        with writing(out):
-            found.plan.save(out)
-        data["wrote"] = str(out)
-        output.say(f"Wrote {out}")
+    output.save(found.plan, out, data)
     output.finish(data)

@@ -38,6 +38,16 @@ costs_option = click.option(
 )
 
 
+def out_options(metavar: str, help: str) -> Callable[[F], F]:
+    """`--out`, and `--force` to overwrite its file. See `Output.save`."""
+
+    def add(command: F) -> F:
+        command = click.option("--force", is_flag=True, help="Overwrite the file of --out.")(command)
+        return click.option("--out", type=click.Path(path_type=Path), metavar=metavar, help=help)(command)
+
+    return add
+
+
 effort_option = click.option(
     "--effort",
     type=click.Choice(["fast", "balanced", "optimal"]),

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Generator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
@@ -38,6 +38,14 @@ def writing(out: Path) -> Generator[None, None, None]:
         raise OutputError(f"cannot write {out}: {error.strerror or error}.") from error
 
 
+class Savable(Protocol):
+    """What has a file format of its own."""
+
+    def save(self, path: Path) -> None:
+        """Write it."""
+        ...
+
+
 class Output:
     """Prints reports as they come, or collects their data for `--json`."""
 
@@ -63,6 +71,15 @@ class Output:
         """A line for a person."""
         if not self.as_json:
             click.echo(text)
+
+    def save(self, what: Savable, out: Path | None, data: dict[str, Any]) -> None:
+        """Write a plan or a table to the file of `--out`, if there is one, and say so. Raises `OutputError` if it cannot be written."""
+        if out is None:
+            return
+        with writing(out):
+            what.save(out)
+        data["wrote"] = str(out)
+        self.say(f"Wrote {out}")
 
     def finish(self, data: Any) -> None:
         """The data of everything, with `--json`."""

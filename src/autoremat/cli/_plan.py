@@ -14,10 +14,11 @@ from autoremat.cli._options import (
     gradient_options,
     json_option,
     load,
+    out_options,
     spec_argument,
     target_option,
 )
-from autoremat.cli._output import Output, check_out, writing
+from autoremat.cli._output import Output, check_out
 from autoremat.cost import CostTable
 from autoremat.plan import plan
 from autoremat.plan._plan import summarize
@@ -29,10 +30,7 @@ from autoremat.report import plan_report
 @click.option(
     "--budget", required=True, metavar="SIZE", help='Of the compiled peak: "12GiB", "800MB", "50%".'
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="PLAN.json", help="Save the plan to this file."
-)
-@click.option("--force", is_flag=True, help="Overwrite the file of --out.")
+@out_options("PLAN.json", "Save the plan to this file.")
 @gradient_options
 @target_option
 @costs_option
@@ -78,9 +76,5 @@ def plan_command(
         )
     data: dict[str, Any] = summarize(result)
     output.show(plan_report(data))
-    if out is not None:
-        with writing(out):
-            result.save(out)
-        data["wrote"] = str(out)
-        output.say(f"Wrote {out}")
+    output.save(result, out, data)
     output.finish(data)

@@ -91,13 +91,14 @@ def calibrate(
     traced = trace(fun, args, chosen)
     check_differentiable(traced, args, chosen, has_aux)
     operations = list(distinct_operations(traced))
-    bandwidth, vector, matrix = _rates(where, _product_dtypes(operations), repeats)
+    clock = _Clock.start(repeats)
+    bandwidth, vector, matrix = _rates(where, _product_dtypes(operations), clock)
     seconds: dict[str, float] = {}
     skipped: dict[str, str] = {}
     timed = progress.over(operations, "Timing operations", len(operations)) if progress else operations
     for operation in timed:
         try:
-            seconds[operation.key] = _time(operation.run, [_example(a) for a in operation.avals], repeats)
+            seconds[operation.key] = clock.time(operation.run, [_example(a) for a in operation.avals])
         except (NameError, TypeError, ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
             skipped[operation.key] = (
                 f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -150,17 +151,17 @@ def _product_dtypes(operations: Sequence[_Operation]) -> list[str]:
     return sorted(found) or ["float32"]
 
 
-def _rates(where: Target, dtypes: Sequence[str], repeats: int) -> tuple[float, float, dict[str, float]]:
+def _rates(where: Target, dtypes: Sequence[str], clock: _Clock) -> tuple[float, float, dict[str, float]]:
     """Bytes per second of a copy; FLOPs per second of fused arithmetic, and of a product by dtype."""
     copied = jnp.zeros(COPIED, jnp.float32)
-    bandwidth = 2 * copied.nbytes / _time(lambda x: [x + 1], [copied], repeats)
+    bandwidth = 2 * copied.nbytes / clock.time(lambda x: [x + 1], [copied])
     small = jnp.zeros(COPIED // 16, jnp.float32)
-    vector = 2 * CHAIN * small.size / _time(_chain, [small], repeats)
+    vector = 2 * CHAIN * small.size / clock.time(_chain, [small])
     matrix = {}
     for dtype in dtypes:
         n = SIDE.get(where.platform, 4096)
         x = jnp.ones((n, n), dtype)
-        matrix[dtype] = 2 * n**3 / _time(lambda x: [x @ x], [x], repeats)
+        matrix[dtype] = 2 * n**3 / clock.time(lambda x: [x @ x], [x])
     return bandwidth, vector, matrix
 
 
@@ -171,13 +172,21 @@ def _chain(x: Any) -> list[Any]:
     return [x]
 
 
-def _time(run: Callable[..., Sequence[Any]], operands: Sequence[Any], repeats: int) -> float:
-    """The median seconds of one run, the dispatch of a program taken off."""
-    return max(1e-9, _sample(run, operands, repeats) - _dispatch_seconds(repeats))
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """Times programs: medians of `repeats` samples, less what it takes to dispatch one that does nothing."""
 
+    repeats: int
+    dispatch_seconds: float
 
-def _dispatch_seconds(repeats: int) -> float:
-    return _sample(lambda x: [x], [jnp.zeros(())], repeats)
+    @classmethod
+    def start(cls, repeats: int) -> _Clock:
+        """A clock for this machine."""
+        return cls(repeats, _sample(lambda x: [x], [jnp.zeros(())], repeats))
+
+    def time(self, run: Callable[..., Sequence[Any]], operands: Sequence[Any]) -> float:
+        """The seconds of one run."""
+        return max(1e-9, _sample(run, operands, self.repeats) - self.dispatch_seconds)
 
 
 def _sample(run: Callable[..., Sequence[Any]], operands: Sequence[Any], repeats: int) -> float:

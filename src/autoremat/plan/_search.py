@@ -148,12 +148,12 @@ class Search:
                 return
             path, room = paths[best.variant], self.budget - best.use.peak_bytes
             stop = self._worth(path)
+            done = tried.union(self.candidates.record.measured)
             found = next(
                 (
                     i
                     for i in range(min(stop, path.flat))
-                    if path.states[i].nbytes - best.nbytes <= room
-                    and (best.variant, i) not in tried.union(self.candidates.record.measured)
+                    if path.states[i].nbytes - best.nbytes <= room and (best.variant, i) not in done
                 ),
                 None,
             )

@@ -127,7 +127,7 @@ def find_sites(step: Callable[..., Any], args: tuple[Any, ...]) -> Sites:
     sites.args = tree.unflatten(
         jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s) for x, s in zip(leaves, placed, strict=True)
     )
-    _divide(sites.found, jaxpr, shards_of_arrays(jaxpr, (*constants, *jax.tree.leaves(shapes))))
+    _divide(sites.found, jaxpr, shards_of_arrays(jaxpr, (*constants, *leaves)))
     return sites
 
 
