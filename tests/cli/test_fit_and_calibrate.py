@@ -64,6 +64,11 @@ def test_calibrate_and_plan(model: Path, call: Call, tmp_path: Path):
     assert points[-1]["recompute_seconds"] != plain[-1]["recompute_seconds"]
 
 
+def test_priced_by_flops(model: Path, call: Call):
+    planned = call("plan", f"{model}:example", "--budget", "60%", "--costs", "flops", "--json").data
+    assert any("priced by its FLOPs alone" in note for note in planned["notes"])
+
+
 def test_calibrate_as_json(model: Path, call: Call):
     data = call("calibrate", f"{model}:example", "--repeats", "1", "--json").data
     assert data["target"] == "cpu"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import autoremat as ar
-from autoremat.cost import device, graph_costs, op_key
+from autoremat.cost import device, graph_costs, graph_flops, op_key, priced
 from autoremat.graph._trace import trace_graph
 
 WIDTH = 64
@@ -54,12 +55,12 @@ def test_each_distinct_operation_is_timed_once(table: ar.CostTable) -> None:
 
 def test_measured_times_are_the_price(table: ar.CostTable) -> None:
     graph, _ = trace_graph(jax.make_jaxpr(lambda x, w: jnp.sin(x @ w))(ARGS[1], ARGS[0][0]))
-    priced = table.price(device("cpu"))
-    product, sine = graph_costs(graph, priced)
+    measured = table.price(device("cpu"))
+    product, sine = graph_costs(graph, measured)
     assert product == pytest.approx(table.seconds[op_key(graph, graph.ops[0])] * 1e12, rel=1e-6)
     assert sine == pytest.approx(256 * WIDTH / table.vector_flops_per_s * 1e12, rel=1e-3)
     other, _ = trace_graph(jax.make_jaxpr(lambda x, w: x @ w)(ARGS[1][:8], ARGS[0][0]))
-    assert graph_costs(other, priced) != graph_costs(other, device("cpu"))
+    assert graph_costs(other, measured) != graph_costs(other, device("cpu"))
 
 
 def test_a_plan_keeps_what_is_slow(table: ar.CostTable) -> None:
@@ -99,6 +100,24 @@ def test_a_step_is_priced_by_a_table(table: ar.CostTable) -> None:
     assert any("priced by times measured" in n for n in found.plan.notes)
 
 
+def test_flops_alone_are_the_price() -> None:
+    """On a TPU by the published rates a reduction costs its memory traffic; by FLOPs alone it is nearly free beside a product."""
+    chip = device("tpu:v5e")
+    graph, _ = trace_graph(jax.make_jaxpr(lambda x, w: (x @ w).max(-1))(ARGS[1], ARGS[0][0]))
+    by_flops = graph_costs(graph, priced(chip, "flops"))
+    rate = max(chip.matrix_flops_per_s.values())
+    assert sum(by_flops) == pytest.approx(graph_flops(graph) / rate * 1e12, abs=2)
+    assert by_flops[1] / by_flops[0] < 0.1 * graph_costs(graph, chip)[1] / graph_costs(graph, chip)[0]
+    assert priced(chip, None) is chip
+
+
+def test_a_plan_by_flops() -> None:
+    plan = ar.plan(loss, *ARGS, budget="90%", costs="flops", effort="fast")
+    assert any("priced by its FLOPs alone" in n for n in plan.notes)
+    points = ar.frontier(loss, *ARGS, costs="flops").points
+    assert all(a.recompute_flops <= b.recompute_flops for a, b in itertools.pairwise(points))
+
+
 def test_a_table_is_saved_and_loaded(table: ar.CostTable, tmp_path: Path) -> None:
     table.save(tmp_path / "costs.json")
     assert ar.CostTable.load(tmp_path / "costs.json") == table
@@ -133,6 +152,8 @@ def test_bad_input(table: ar.CostTable, tmp_path: Path) -> None:
         ar.calibrate(lambda x: x, ARGS[1])
     with pytest.raises(ar.CostTableError, match=r"measured on 'gpu:h100', and the plan is for 'cpu'"):
         ar.plan(loss, *ARGS, budget="90%", costs=replace(table, target="gpu:h100"))
+    with pytest.raises(ar.CostTableError, match=r"`costs`: got 'bytes', and it is a CostTable .* or 'flops'"):
+        ar.plan(loss, *ARGS, budget="90%", costs="bytes")  # type: ignore[arg-type]
     with pytest.raises(ar.CostTableError, match=r"has \d+ operations, and none of the \d+ of `other`"):
         ar.plan(other, jnp.ones((7, 3)), budget="90%", costs=table)
 

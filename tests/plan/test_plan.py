@@ -16,8 +16,12 @@ import pytest
 from jax import lax
 
 import autoremat as ar
+from autoremat.cost import device
 from autoremat.plan import _candidates
+from autoremat.plan._candidates import build_variants
 from autoremat.plan._rewrite import LoopBlock, blocks
+from autoremat.plan._stages import Loop, Stage
+from autoremat.plan._trace import trace
 from support.interpreter import interpreted
 
 WIDTH, BATCH, LAYERS = 16, 128, 3
@@ -527,6 +531,22 @@ def test_the_hull_of_a_frontier_is_convex() -> None:
         for a, b in itertools.pairwise(found)
     ]
     assert all(s <= t * (1 + 1e-9) for s, t in itertools.pairwise(slopes))
+
+
+@pytest.mark.parametrize(("length", "spared"), [(2, False), (64, True)])
+def test_a_small_last_stage_may_be_left_as_it_is(length: int, *, spared: bool) -> None:
+    """Small beside what the loop can give back; of two iterations it is not."""
+
+    def fun(w: Any, x: Any) -> Any:
+        x, _ = lax.scan(lambda c, _: (layer(c, w), None), x, None, length=length)
+        return jnp.exp(jnp.sin(x)).sum()
+
+    ws, x = arguments()
+    traced = trace(fun, (ws[0], x), (0,))
+    with_tail = next(build_variants(traced, device("tpu:v5e"), ("barrier",))).path.program.nodes
+    found = next(build_variants(traced, device("tpu:v5e"), ("barrier",), spared_tail=0.03)).path.program.nodes
+    assert [type(n) for n in with_tail] == [Loop, Stage]
+    assert found == (with_tail[:1] if spared else with_tail)
 
 
 def test_unrolled_layers_give_back_what_is_recomputed() -> None:

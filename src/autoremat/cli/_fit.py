@@ -16,7 +16,7 @@ from autoremat.cli._options import (
     target_option,
 )
 from autoremat.cli._output import Output, check_out
-from autoremat.cost import CostTable
+from autoremat.cost import Costs
 from autoremat.plan import fit
 from autoremat.plan._fit import fit_data
 from autoremat.report import fit_report
@@ -47,7 +47,7 @@ def fit_command(
     out: Path | None,
     force: bool,
     target: str | None,
-    costs: CostTable | None,
+    costs: Costs,
     effort: str,
     as_json: bool,
 ) -> None:

@@ -15,7 +15,7 @@ from autoremat.cli._options import (
     target_option,
 )
 from autoremat.cli._output import Output
-from autoremat.cost import CostTable
+from autoremat.cost import Costs
 from autoremat.measure import jaxpr_flops
 from autoremat.plan import frontier
 from autoremat.report import frontier_report
@@ -44,7 +44,7 @@ def frontier_command(
     argnums: int | tuple[int, ...] | None,
     has_aux: bool,
     target: str | None,
-    costs: CostTable | None,
+    costs: Costs,
     as_json: bool,
 ) -> None:
     """Show the trade of memory against recomputation, as a plot and a table."""

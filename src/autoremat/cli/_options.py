@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from autoremat.cli._input import Example, Spec, load_example, read_argnums, read_spec
-from autoremat.cost import CostTable
+from autoremat.cost import Costs, CostTable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,16 +25,17 @@ target_option = click.option(
 )
 
 
-def _read_costs(context: click.Context, parameter: click.Parameter, path: Path | None) -> CostTable | None:
-    return None if path is None else CostTable.load(path)
+def _read_costs(context: click.Context, parameter: click.Parameter, value: str | None) -> Costs:
+    if value is None or value == "flops":
+        return value
+    return CostTable.load(value)
 
 
 costs_option = click.option(
     "--costs",
     callback=_read_costs,
-    type=click.Path(path_type=Path),
-    metavar="COSTS.json",
-    help="Times measured by `autoremat calibrate`; left out, published rates.",
+    metavar="COSTS.json|flops",
+    help="What recomputation is priced by: times measured by `autoremat calibrate`, or FLOPs alone; left out, published rates.",
 )
 
 

@@ -19,7 +19,7 @@ from autoremat.cli._options import (
     target_option,
 )
 from autoremat.cli._output import Output, check_out
-from autoremat.cost import CostTable
+from autoremat.cost import Costs
 from autoremat.plan import plan
 from autoremat.plan._plan import summarize
 from autoremat.report import plan_report
@@ -45,7 +45,7 @@ def plan_command(
     argnums: int | tuple[int, ...] | None,
     has_aux: bool,
     target: str | None,
-    costs: CostTable | None,
+    costs: Costs,
     effort: str,
     as_json: bool,
 ) -> None:

@@ -18,5 +18,7 @@ from autoremat.cost._registry import op_cost as op_cost
 from autoremat.cost._registry import register_cost as register_cost
 from autoremat.cost._registry import registered_primitives as registered_primitives
 from autoremat.cost._rules import elementwise as elementwise
+from autoremat.cost._table import Costs as Costs
 from autoremat.cost._table import CostTable as CostTable
 from autoremat.cost._table import op_key as op_key
+from autoremat.cost._table import priced as priced

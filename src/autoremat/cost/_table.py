@@ -1,12 +1,13 @@
-"""Times that were measured: `CostTable`, by operation, and the rates of a device."""
+"""Prices other than the published rates: times that were measured (`CostTable`), or FLOPs alone."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from autoremat._errors import CostTableError
 from autoremat.cost._devices import Device
@@ -89,3 +90,33 @@ class CostTable:
                 f"{path} is no cost table: times and rates must be positive. Cheapest fix: make it again."
             )
         return table
+
+
+Costs: TypeAlias = CostTable | Literal["flops"] | None
+"""What prices recomputation: measured times, FLOPs alone, or (`None`) the published rates of the device."""
+
+
+def priced(device: Device, costs: Costs) -> Device:
+    """The device with the prices that were asked for. Raises `CostTableError` for what is none, or is of another device."""
+    if costs is None:
+        return device
+    if isinstance(costs, CostTable):
+        return costs.price(device)
+    if costs != "flops":
+        raise CostTableError(
+            f"`costs`: got {costs!r}, and it is a CostTable of `autoremat.calibrate`, or 'flops'. Cheapest fix: leave it out for the "
+            "published rates."
+        )
+    return _by_flops(device)
+
+
+def _by_flops(device: Device) -> Device:
+    """The device at one rate for all arithmetic, that of its fastest unit, to which memory and links add nothing."""
+    rate = max(device.vector_flops_per_s, *device.matrix_flops_per_s.values())
+    return replace(
+        device,
+        memory_bandwidth=math.inf,
+        vector_flops_per_s=rate,
+        matrix_flops_per_s=dict.fromkeys(device.matrix_flops_per_s, rate),
+        interconnect_bytes_per_s=math.inf,
+    )

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax
 
-from autoremat.cost import CostTable, Device
+from autoremat.cost import Costs, CostTable, Device, priced
 from autoremat.measure import MemoryUse, abstract, memory_of
 from autoremat.plan._bound import Relaxation, relax
 from autoremat.plan._calibrate import coverage
 from autoremat.plan._path import Path, build_path
 from autoremat.plan._program import Program
 from autoremat.plan._rewrite import Decisions, LoopFences, decide
-from autoremat.plan._stages import Builder, Stage, partitions
+from autoremat.plan._segments import Span
+from autoremat.plan._stages import Builder, Stage, movable_bytes, partitions
 from autoremat.plan._stages import Program as Staged
 from autoremat.plan._trace import Traced
 from autoremat.predict import predict
@@ -91,7 +92,8 @@ def record_for(key: Any) -> Record:
 class Candidates:
     """Builds and compiles the candidate plans of a traced function.
 
-    `notes`: what a user should know of how they are priced. Raises `CostTableError` if `costs` are of another device or program.
+    `device`: that of the target, with the rates, or measured times, that price recomputation. `notes`: what a user should know of
+    that. Raises `CostTableError` if `costs` are of another device or program.
     """
 
     traced: Traced
@@ -99,7 +101,8 @@ class Candidates:
     target: Target
     options: dict[str, Any]
     progress: Progress
-    costs: CostTable | None = None
+    costs: Costs = None
+    device: Device = field(init=False)
     record: Record = field(init=False)
     notes: tuple[str, ...] = field(default=(), init=False)
     trace_seconds: float = 0.0
@@ -114,14 +117,13 @@ class Candidates:
             jax.config.read("jax_enable_x64"),
         )
         self.record = record_for(key)
-        if self.costs is not None:
-            self.costs.price(self.target.device)
+        self.device = priced(self.target.device, self.costs)
+        if isinstance(self.costs, CostTable):
             self.notes = (coverage(self.costs, self.traced),)
-
-    @property
-    def device(self) -> Device:
-        """The device whose rates, or measured times, price recomputation."""
-        return self.target.device if self.costs is None else self.costs.price(self.target.device)
+        elif self.costs:
+            self.notes = (
+                "Recomputation is priced by its FLOPs alone: memory traffic and communication cost nothing.",
+            )
 
     def variants(self) -> Iterator[Variant]:
         """The candidate ways to stage the program, the most promising first; each is built when it is asked for."""
@@ -136,7 +138,8 @@ class Candidates:
         if self.record.source is None:
             shards = self.program.shards
             fences = fences_for(self.target.platform, divided=bool(shards.mesh))
-            self.record.source = build_variants(self.traced, self.device, fences, shards)
+            spared = SPARED_TAIL.get(self.target.platform, 0.0)
+            self.record.source = build_variants(self.traced, self.device, fences, shards, spared)
         while len(self.record.variants) <= number and (found := next(self.record.source, None)) is not None:
             self.record.variants.append(found)
         self.record.seconds += time.perf_counter() - start
@@ -204,9 +207,9 @@ class Candidates:
         return memory_of(whole, *self.program.args, target=self.target, compiler_options=self.options)
 
 
-def _costs_key(costs: CostTable | None) -> Hashable:
-    if costs is None:
-        return None
+def _costs_key(costs: Costs) -> Hashable:
+    if not isinstance(costs, CostTable):
+        return costs
     rates = (costs.memory_bandwidth, costs.vector_flops_per_s, *sorted(costs.matrix_flops_per_s.items()))
     return rates, tuple(sorted(costs.seconds.items()))
 
@@ -222,13 +225,20 @@ LOOP_FENCES_OF_ACCELERATORS = LoopFences(one="barrier", several="barrier")
 """A TPU's compiler keeps one carry more in the backward pass of a loop whose body has no barrier."""
 
 
+SPARED_TAIL = {"tpu": 0.03}
+"""Of each platform, how small the last stage is, as a share of what all stages can give back, that is left as it is.
+
+A TPU's compiler keeps one carry more where a barrier stands between a loop and the loss.
+"""
+
+
 def fences_for(platform: str, *, divided: bool) -> tuple[str, ...]:
     """The kinds of fences to try. XLA for CPUs drops barriers before it merges what equals, where it divides a program among devices."""
     return ("dependence",) if platform == "cpu" and divided else FENCES[platform]
 
 
 def build_variants(
-    traced: Traced, on: Device, fences: Sequence[str], shards: Shards = WHOLE
+    traced: Traced, on: Device, fences: Sequence[str], shards: Shards = WHOLE, spared_tail: float = 0.0
 ) -> Iterator[Variant]:
     """Cut the program into stages in each promising way, solve the stages, and order the plans."""
     builder = Builder(on, shards)
@@ -236,10 +246,15 @@ def build_variants(
     # Everything that the caller passes in is alive until the gradient is done.
     free = set(traced.jaxpr.invars)
     seen: set[Any] = set()
+
+    def build(spans: Sequence[Span]) -> Staged:
+        program, _ = builder.program(traced.jaxpr, spans, active, free, 1, "")
+        return program.without_tail(spared_tail)
+
     for name, spans in partitions(traced.jaxpr, shards, active):
         for halve in (False, True) if any(s.loop for s in spans) else (False,):
             builder.halve_loops = halve
-            program, _ = builder.program(traced.jaxpr, spans, active, free, 1, "")
+            program = build(spans)
             shape = tuple((s.label, s.trips) for s in program.stages())
             if not shape or shape in seen:
                 continue
@@ -249,7 +264,7 @@ def build_variants(
             yield from _fenced(label, program, fences if first else fences[:1])
             if first:
                 builder.free_views = True
-                program, _ = builder.program(traced.jaxpr, spans, active, free, 1, "")
+                program = build(spans)
                 builder.free_views = False
                 yield from _fenced(f"{label}, views for nothing", program, fences)
 
@@ -264,9 +279,5 @@ def _fenced(label: str, program: Staged, fences: Sequence[str]) -> Iterator[Vari
 
 def _fences_matter(program: Staged) -> bool:
     """Whether much can be recomputed outside loops: inside a loop no barrier is needed, and the two kinds are one."""
-    outside = [node for node in program.nodes if isinstance(node, Stage)]
-
-    def movable(stages: Iterable[Stage]) -> int:
-        return sum((s.options[0].nbytes - s.options[-1].nbytes) * s.trips for s in stages)
-
-    return 10 * movable(outside) > movable(program.stages())
+    outside = (node for node in program.nodes if isinstance(node, Stage))
+    return 10 * movable_bytes(outside) > movable_bytes(program.stages())

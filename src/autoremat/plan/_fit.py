@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autoremat._errors import BudgetError, DifferentiationError, PlanMismatchError
-from autoremat.cost import CostTable
+from autoremat.cost import Costs
 from autoremat.measure import default_compiler_options
 from autoremat.plan._account import Account, account
 from autoremat.plan._candidates import Candidates, Progress
@@ -73,7 +73,7 @@ def fit(
     reserve: int | str = "5%",
     compiler_options: Mapping[str, Any] | None = None,
     effort: str = "balanced",
-    costs: CostTable | None = None,
+    costs: Costs = None,
     plan: Plan | None = None,
     progress: Progress | None = None,
 ) -> Fit:
@@ -187,7 +187,7 @@ def _candidates(
     target: Target,
     options: dict[str, Any],
     progress: Progress | None,
-    costs: CostTable | None = None,
+    costs: Costs = None,
 ) -> Candidates:
     program = StepProgram(step, args, site, sites.fingerprint)
     return Candidates(site.traced, program, target, options, progress or Silent(), costs)

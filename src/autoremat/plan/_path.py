@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from autoremat.plan._nested import nestings
-from autoremat.plan._stages import Loop, Option, Program, Stage
+from autoremat.plan._stages import Loop, Option, Program, Stage, movable_bytes
 from autoremat.solve import Reversal, forward_steps
 
 SPLITS = 3
@@ -84,7 +84,7 @@ def build_path(program: Program) -> Path:
         key=lambda edge: (edge.price, edge.stage),
     )
     loops = set(_top_level_loops(program))
-    moved = sum((s.options[0].nbytes - s.options[-1].nbytes) * s.trips for s in stages)
+    moved = movable_bytes(stages)
     choice = [0] * len(stages)
     whole = _state(0, stages, choice)
     states = [whole]

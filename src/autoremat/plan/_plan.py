@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autoremat._errors import BudgetError, CompileError, InfeasibleBudgetError, PlanMismatchError
-from autoremat.cost import CostTable
+from autoremat.cost import Costs
 from autoremat.graph import Graph
 from autoremat.measure import MemoryUse, default_compiler_options, environment
 from autoremat.plan._bound import Relaxation, room
@@ -221,7 +221,7 @@ def plan(
     target: str | Target | None = None,
     compiler_options: Mapping[str, Any] | None = None,
     effort: str = "balanced",
-    costs: CostTable | None = None,
+    costs: Costs = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Find what to keep and what to recompute so that the gradient of `fun` fits into `budget`.
@@ -241,14 +241,15 @@ def plan(
         stored in the plan.
     - `effort`: `"fast"` tries one way to cut the program into stages and compiles few plans, `"balanced"` all promising ways;
         `"optimal"` compiles every plan that may fit and recompute less than the best one known.
-    - `costs`: measured times of operations (`autoremat.calibrate`); left out, the published rates of the target.
+    - `costs`: what recomputation is priced by: measured times of operations (`autoremat.calibrate`), or `"flops"`, which counts
+        arithmetic alone; left out, the published rates of the target.
     - `progress`: told of each compilation. Ctrl-C ends the search with the best plan so far, if there is one.
 
     **Returns:** a `Plan`. Equal calls return equal plans; a smaller budget never a higher peak.
 
     **Raises:** `BudgetError` if the budget cannot be read; `InfeasibleBudgetError` if nothing fits, with the lowest peak
     reached and what sets it; `DifferentiationError` if there is nothing to differentiate or the result is no scalar;
-    `CompileError`; `TargetError`; `CostTableError` if `costs` is of another device or program; `PlanMismatchError` if several processes (`jax.distributed`) find different plans.
+    `CompileError`; `TargetError`; `CostTableError` if `costs` is none, or of another device or program; `PlanMismatchError` if several processes (`jax.distributed`) find different plans.
     """
     candidates = prepare(fun, args, argnums, has_aux, target, compiler_options, progress, costs)
     wanted = parse_budget(budget, "autoremat.plan")
@@ -314,7 +315,7 @@ def prepare(
     target: str | Target | None,
     compiler_options: Mapping[str, Any] | None,
     progress: Progress | None,
-    costs: CostTable | None = None,
+    costs: Costs = None,
 ) -> Candidates:
     """Trace and check the function; nothing is compiled yet."""
     where = resolve(target)
@@ -497,7 +498,7 @@ def frontier(
     target: str | Target | None = None,
     compiler_options: Mapping[str, Any] | None = None,
     compiled: int = 0,
-    costs: CostTable | None = None,
+    costs: Costs = None,
     progress: Progress | None = None,
 ) -> Frontier:
     """The trade of memory against recomputation for the gradient of `fun`.

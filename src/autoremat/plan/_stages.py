@@ -8,8 +8,8 @@ value counts once for each iteration.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -60,6 +60,11 @@ class Stage:
     forward_cost: int
     forward_flops: int
 
+    @property
+    def movable_bytes(self) -> int:
+        """Bytes that it can give back, in all its executions."""
+        return (self.options[0].nbytes - self.options[-1].nbytes) * self.trips
+
 
 @dataclass(frozen=True, slots=True)
 class Loop:
@@ -93,6 +98,21 @@ class Program:
                 yield node
             else:
                 yield from node.body.stages()
+
+    def without_tail(self, share: float) -> Program:
+        """The same with its last stage left as it is, if that is in no loop and can give back less than this share of what all can.
+
+        What it keeps is read again at once, when the backward pass begins.
+        """
+        tail = self.nodes[-1] if self.nodes else None
+        if not isinstance(tail, Stage) or tail.movable_bytes >= share * movable_bytes(self.stages()):
+            return self
+        return replace(self, nodes=self.nodes[:-1])
+
+
+def movable_bytes(stages: Iterable[Stage]) -> int:
+    """Bytes between keeping everything and recomputing everything."""
+    return sum(s.movable_bytes for s in stages)
 
 
 @dataclass(frozen=True, slots=True)

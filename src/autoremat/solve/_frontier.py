@@ -271,8 +271,8 @@ def _undominated(plans: Iterable[Assignment]) -> list[Assignment]:
 def pareto(
     problem: Problem, *, found: Frontier | None = None, limit: int = SPLICES
 ) -> tuple[Assignment, ...]:
-    """Return the points of the frontier, splices between them and steps out of order, by falling bytes and rising
-    cost.
+    """Return the points of the frontier, splices between them, steps out of order and points with one value less, by
+    falling bytes and rising cost.
 
     **Arguments:**
 
@@ -291,6 +291,7 @@ def pareto(
         share = int(budget * (a.nbytes - b.nbytes) / width)
         plans += _splices(judge, a, b, min(limit, share))
     plans += _out_of_order(judge, known, int(budget))
+    plans += _one_less(judge, found, int(budget))
     return tuple(_undominated(plans))
 
 
@@ -308,5 +309,23 @@ def _out_of_order(judge: Judge, known: Sequence[Assignment], limit: int) -> list
         keep |= {v: s for v, s in after.items() if before.get(v) != s}
         plan = _closed(judge, keep, _tie(known[first], known[last]))
         if plan is not None and plan.nbytes < known[i].nbytes:
+            plans.append(plan)
+    return plans
+
+
+def _one_less(judge: Judge, found: Frontier, limit: int) -> list[Assignment]:
+    """The points, each with one of its values dropped; the largest values first, `limit` plans at most.
+
+    A step of the hull may drop two values at once that a budget wants apart, and of two that are worth nearly the same either one.
+    """
+    drops = (
+        (p, v, price)
+        for p, (_, price) in zip(found.points[:-1], found.prices, strict=False)
+        for v in sorted(p.keep, key=lambda v: -judge.problem.graph.values[v].nbytes)
+    )
+    plans: list[Assignment] = []
+    for p, v, price in islice(drops, limit):
+        plan = _closed(judge, {u: s for u, s in p.keep.items() if u != v}, Fraction(price))
+        if plan is not None and plan.nbytes < p.nbytes:
             plans.append(plan)
     return plans
