@@ -429,15 +429,28 @@ def _infeasible(candidates: Candidates, search: Search, limit: int, what: str) -
             "every plan tried, that which recomputes everything included. Cheapest fix: a smaller batch."
         )
     floor = lowest.use.peak_bytes
-    scope = _proof(candidates, lowest.use, limit) or "for any recomputation tried"
+    proof = _proof(candidates, lowest.use, limit)
     op = name_floor(candidates, candidates.decisions(lowest.variant, lowest.index)).text
     return InfeasibleBudgetError(
         f"`{what}({candidates.traced.name}, budget=...)`: got {limit:,} bytes, but the lowest compiled peak "
-        f"reached is {floor:,} bytes, {scope}. {op + ' ' if op else ''}Cheapest fix: a budget of at least {floor:,} "
-        "bytes, or a smaller batch.",
+        f"reached is {floor:,} bytes, {proof or _tried(search)}. {op + ' ' if op else ''}Cheapest fix: a budget of at least {floor:,} "
+        f"bytes, or {_SMALLER if op else 'a smaller batch'}.",
         floor_bytes=floor,
         budget_bytes=limit,
         op=op,
+    )
+
+
+_SMALLER = "what makes that operation smaller: a smaller batch, a fused kernel in its place, sharding"
+
+
+def _tried(search: Search) -> str:
+    """How far a search came that found nothing."""
+    if not search.exhausted:
+        return "for any recomputation tried"
+    return (
+        f"of the {search.compiles} plans compiled; more are left, so this is no proof: "
+        'effort="optimal", or calling again, tries them'
     )
 
 
