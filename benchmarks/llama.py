@@ -81,21 +81,27 @@ def block(x: Any, p: dict[str, Any], heads: int) -> Any:
 
 
 def make_loss(shape: Shape, *, scan: bool) -> Any:
-    """`loss(params, tokens)`: the sum of the last hidden state."""
+    """`loss(params, tokens)`: the sum of the last hidden state. Under `scan` the parameters of all layers are stacked, else each has its own."""
 
     def loss(params: dict[str, Any], tokens: Any) -> Any:
         x = params["embed"][tokens]
         if scan:
             x, _ = jax.lax.scan(lambda x, p: (block(x, p, shape.heads), None), x, params["layers"])
         else:
-            for i in range(shape.layers):
-                x = block(x, jax.tree.map(lambda a, i=i: a[i], params["layers"]), shape.heads)
+            for p in params["layers"]:
+                x = block(x, p, shape.heads)
         return rms_norm(x, params["norm"]).sum()
 
     return loss
 
 
-def example(shape: Shape) -> tuple[Any, Any]:
+def example(shape: Shape, *, scan: bool) -> tuple[Any, Any]:
     """Shapes of parameters and tokens; nothing is computed."""
     params = jax.eval_shape(lambda: init(jax.random.key(0), shape))
+    if not scan:
+        params["layers"] = [jax.tree.map(_of_one, params["layers"])] * shape.layers
     return params, jax.ShapeDtypeStruct((shape.batch, shape.sequence), jnp.int32)
+
+
+def _of_one(stacked: Any) -> Any:
+    return jax.ShapeDtypeStruct(stacked.shape[1:], stacked.dtype)

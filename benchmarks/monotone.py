@@ -57,7 +57,8 @@ def plan_for(loss: Any, args: tuple[Any, ...], budget: int) -> tuple[ar.Plan | N
 
 def run(form: str, shape: llama.Shape, budgets: int) -> list[Row]:
     """All budgets of one form, the largest first."""
-    loss, args = llama.make_loss(shape, scan=form == "scan"), llama.example(shape)
+    scan = form == "scan"
+    loss, args = llama.make_loss(shape, scan=scan), llama.example(shape, scan=scan)
     whole = ar.plan(loss, *args, budget="100%").unplanned_bytes
     assert whole is not None
     shares = [(budgets - i) / budgets for i in range(budgets)]

@@ -23,6 +23,7 @@ from autoremat.plan._bound import Relaxation, relax, room
 from autoremat.plan._candidates import build_variants
 from autoremat.plan._program import planned_function
 from autoremat.plan._rewrite import LoopFences, decide
+from autoremat.plan._search import MAX_COMPILES
 from autoremat.plan._trace import trace
 from support import programs
 from support.schedules import Program
@@ -317,3 +318,13 @@ def test_a_budget_below_what_must_be_kept_is_proven_infeasible() -> None:
 def test_where_nothing_is_proven_it_is_not_said() -> None:
     with pytest.raises(ar.InfeasibleBudgetError, match="for any recomputation tried"):
         ar.plan(unrolled, *arguments(), budget=4 * (2 * LAYERS * WIDTH + BATCH) * WIDTH + 200, effort="fast")
+
+
+def test_a_search_that_ended_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MAX_COMPILES, "fast", 1)
+    budget = 4 * (2 * LAYERS * WIDTH + BATCH) * WIDTH + 300
+    with pytest.raises(
+        ar.InfeasibleBudgetError, match=r"of the 1 plans compiled; more are left, so this is no proof"
+    ) as refused:
+        ar.plan(lambda ws, x: 2 * unrolled(ws, x), *arguments(), budget=budget, effort="fast")
+    assert 'effort="optimal", or calling again, tries them' in str(refused.value)

@@ -250,3 +250,13 @@ def test_an_interrupt_leaves_the_best_plan_so_far(variants: list[list[tuple[int,
             assert found.interrupted
             assert best is not None
             assert best.cost == min(m.cost for m in fitting)
+
+
+def test_what_differs_in_views_alone_is_compiled_once() -> None:
+    """Two variants with the same bytes, FLOPs and predictions: what did not fit of the one is not tried of the other."""
+    peaks = [1003 - i for i in range(20)]
+    numbers = Numbers([peaks, peaks], [[990 - i for i in range(20)]] * 2)
+    _, found = search(numbers, 1000)
+    assert found is not None
+    assert found.use.peak_bytes <= 1000
+    assert len({i for _, i in numbers.compiled}) == len(numbers.compiled)

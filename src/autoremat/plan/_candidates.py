@@ -16,6 +16,7 @@ import jax
 
 from autoremat.cost import Costs, CostTable, Device, priced
 from autoremat.measure import MemoryUse, abstract, memory_of
+from autoremat.plan._alike import Alike
 from autoremat.plan._bound import Relaxation, relax
 from autoremat.plan._calibrate import coverage
 from autoremat.plan._path import Path, build_path
@@ -106,6 +107,7 @@ class Candidates:
     record: Record = field(init=False)
     notes: tuple[str, ...] = field(default=(), init=False)
     trace_seconds: float = 0.0
+    _alike: Alike = field(default_factory=Alike, init=False)
 
     def __post_init__(self) -> None:
         key = (
@@ -195,7 +197,9 @@ class Candidates:
         key = (0, -1) if index < 0 else (variant, index)
         if key not in self.record.predicted:
             start = time.perf_counter()
-            whole = self.program.whole(self.decisions(*key))
+            # What is divided among devices may be divided in other ways in parts that are alike.
+            alike = None if self.program.shards.mesh else self._alike
+            whole = self.program.whole(self.decisions(*key), alike)
             shapes = jax.tree.map(abstract, self.program.args)
             self.record.predicted[key] = predict(whole, *shapes, target=self.target).peak_bytes
             self.record.seconds += time.perf_counter() - start

@@ -10,6 +10,7 @@ import jax
 
 from autoremat._compat import Jaxpr, eval_jaxpr
 from autoremat.measure import abstract
+from autoremat.plan._alike import Alike
 from autoremat.plan._rewrite import Decisions, rewrite
 from autoremat.plan._trace import Traced
 from autoremat.sharding import Shards, shards_of_arrays
@@ -46,8 +47,8 @@ class Program(Protocol):
         """How the values of the function's program are divided among devices."""
         ...
 
-    def whole(self, decisions: Decisions) -> Callable[..., Any]:
-        """What is compiled, with decisions written in."""
+    def whole(self, decisions: Decisions, alike: Alike | None = None) -> Callable[..., Any]:
+        """What is compiled, with decisions written in; with `alike`, a copy for predictions, in which equal parts are one."""
         ...
 
     def gradient(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -76,10 +77,11 @@ class LossProgram:
         constants = (None,) * len(self.traced.constants)
         return shards_of_arrays(self.traced.jaxpr, (*constants, *self.traced.leaves))
 
-    def whole(self, decisions: Decisions) -> Callable[..., Any]:
+    def whole(self, decisions: Decisions, alike: Alike | None = None) -> Callable[..., Any]:
         """`value_and_grad` of the planned loss."""
         argnums = self.argnums[0] if self.scalar_argnum else self.argnums
-        return jax.value_and_grad(planned_function(self.traced, decisions), argnums, has_aux=self.has_aux)
+        planned = planned_function(self.traced, decisions, alike)
+        return jax.value_and_grad(planned, argnums, has_aux=self.has_aux)
 
     def gradient(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The same, nothing recomputed."""
@@ -91,9 +93,9 @@ def shardings_key(args: Any) -> Hashable:
     return tuple(str(getattr(x, "sharding", None)) for x in jax.tree.leaves(jax.tree.map(abstract, args)))
 
 
-def planned_function(traced: Traced, decisions: Decisions) -> Callable[..., Any]:
+def planned_function(traced: Traced, decisions: Decisions, alike: Alike | None = None) -> Callable[..., Any]:
     """The function of the traced program with decisions written in, on the user's arguments."""
-    program = rewrite(traced.jaxpr, decisions) if decisions else traced.jaxpr
+    program = rewrite(traced.jaxpr, decisions, alike=alike) if decisions else traced.jaxpr
     return evaluate_with(program, traced.constants, traced.out_tree, traced.name)
 
 

@@ -24,6 +24,7 @@ from autoremat._compat import (
     scan_params,
     scan_sizes,
 )
+from autoremat.plan._alike import Alike
 from autoremat.plan._path import State, snapshots_of
 from autoremat.plan._segments import Span, subjaxpr
 from autoremat.plan._stages import Loop, Program, Stage, loop_body
@@ -76,13 +77,17 @@ class LoopBlock:
 Decisions = tuple[Block | NestedBlock | LoopBlock, ...]
 
 
-def rewrite(jaxpr: Jaxpr, decisions: Decisions, *, in_loop: bool = False) -> Jaxpr:
+def rewrite(
+    jaxpr: Jaxpr, decisions: Decisions, *, in_loop: bool = False, alike: Alike | None = None
+) -> Jaxpr:
     """The program with the decisions written in. `jaxpr` has its calls inlined, as when the plan was made.
+
+    With `alike`, parts of the same structure are one.
 
     Inside a loop a checkpoint has a barrier only if its fence is one: the forward and the backward loop are two computations that no
     compiler merges.
     """
-    eqns = _Writer(jaxpr, _Reads(jaxpr), guard=not in_loop).write(0, len(jaxpr.eqns), decisions)
+    eqns = _Writer(jaxpr, _Reads(jaxpr), not in_loop, alike).write(0, len(jaxpr.eqns), decisions)
     return new_jaxpr(jaxpr.invars, jaxpr.outvars, eqns, jaxpr)
 
 
@@ -93,6 +98,7 @@ class _Writer:
     jaxpr: Jaxpr
     reads: _Reads
     guard: bool
+    alike: Alike | None
 
     def write(self, start: int, stop: int, decisions: Decisions) -> list[JaxprEqn]:
         """Equations `start` to `stop` with the decisions about them."""
@@ -102,7 +108,7 @@ class _Writer:
             first = block.index if isinstance(block, LoopBlock) else block.start
             eqns += self.jaxpr.eqns[position:first]
             if isinstance(block, LoopBlock):
-                eqns += _loop(self.jaxpr.eqns[first], block)
+                eqns += _loop(self.jaxpr.eqns[first], block, self.alike)
                 position = first + 1
             else:
                 eqns.append(self._checkpoint(block))
@@ -110,13 +116,17 @@ class _Writer:
         return eqns + self.jaxpr.eqns[position:stop]
 
     def _checkpoint(self, block: Block | NestedBlock) -> JaxprEqn:
-        part = subjaxpr(self.jaxpr, Span(block.start, block.stop), self.reads.after(block.stop))
+        span = Span(block.start, block.stop)
+        part = subjaxpr(self.jaxpr, span, self.reads.after(block.stop))
+        invars, outvars = part.invars, part.outvars
         policy: Any = block.policy if isinstance(block, Block) else InputsPolicy(block.fence)
         if isinstance(block, NestedBlock):
             # The same inputs and outputs, in the same order: they belong to the equations, however these are grouped.
             part = part.replace(eqns=self.write(block.start, block.stop, block.inner))
+        elif self.alike:
+            part = self.alike.one_for(part, self.jaxpr, span)
         arguments = set(self.jaxpr.invars)
-        borders = tuple(i for i, v in enumerate(part.invars) if v not in arguments)
+        borders = tuple(i for i, v in enumerate(invars) if v not in arguments)
         params = dict(
             jaxpr=part,
             policy=replace(policy, borders=borders),
@@ -127,11 +137,11 @@ class _Writer:
         )
         source = self.jaxpr.eqns[block.start]
         return new_eqn(
-            part.invars,
-            part.outvars,
+            invars,
+            outvars,
             checkpoint_p,
             params,
-            eqn_effects(part, part.invars),
+            eqn_effects(part, invars),
             source.source_info,
             source.ctx,
         )
@@ -164,12 +174,12 @@ class _After:
         return self.last.get(v, -1) >= self.position
 
 
-def _loop(eqn: JaxprEqn, block: LoopBlock) -> list[JaxprEqn]:
-    body = rewrite(loop_body(eqn), block.body, in_loop=True)
+def _loop(eqn: JaxprEqn, block: LoopBlock, alike: Alike | None) -> list[JaxprEqn]:
+    body = rewrite(loop_body(eqn), block.body, in_loop=True, alike=alike)
     if not block.split:
         planned = eqn.replace(params=scan_params(eqn.params, body, *scan_sizes(eqn.params)))
         return [with_snapshots(planned, block.snapshots) if block.snapshots else planned]
-    rest = rewrite(loop_body(eqn), block.rest, in_loop=True)
+    rest = rewrite(loop_body(eqn), block.rest, in_loop=True, alike=alike)
     return split_loop(eqn, body, rest, block.split)
 
 

@@ -10,6 +10,7 @@ A prediction is never proof: the plan taken recomputes least among those that we
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -57,6 +58,7 @@ class Search:
     effort: str = "balanced"
     compiles: int = field(default=0, init=False)
     interrupted: bool = field(default=False, init=False)
+    _fences: Sequence[str] = field(default=(), init=False)
 
     def run(self) -> Measured | None:
         """The best plan that fits, or `None`. Interrupted (Ctrl-C), the best one until then; without one, the interrupt goes on."""
@@ -104,10 +106,8 @@ class Search:
         return self.candidates.record.measured.values()
 
     def _paths(self) -> list[Path]:
-        variants = self.candidates.variants()
-        if self.effort == "fast":
-            first = next(variants, None)
-            return [] if first is None else [first.path]
+        variants = list(itertools.islice(self.candidates.variants(), 1 if self.effort == "fast" else None))
+        self._fences = [v.fence for v in variants]
         return [v.path for v in variants]
 
     def _measure(self, variant: int, index: int) -> Measured | None:
@@ -125,16 +125,24 @@ class Search:
         """Compile, again and again, the plan that recomputes least of those that are predicted to fit."""
         failed: set[tuple[int, int]] = set()
         while not self.exhausted:
-            chosen = [
-                (path.states[index].cost, variant, index)
-                for variant, path in enumerate(paths)
-                if (index := self._first(variant, path, failed)) is not None
-            ]
-            if not chosen:
+            chosen = self._least(paths, failed)
+            if chosen is None:
                 return
-            _, variant, index = min(chosen)
-            if self._measure(variant, index) is None:
-                failed.add((variant, index))
+            if self._measure(*chosen) is None:
+                failed.add(chosen)
+
+    def _least(self, paths: Sequence[Path], failed: set[tuple[int, int]]) -> tuple[int, int] | None:
+        """Of the first plan of each path that is predicted to fit, the one that recomputes least: variant and index."""
+        chosen: tuple[int, int] | None = None
+        for variant, path in enumerate(paths):
+            stop = self._worth(path)
+            if chosen is not None:
+                least = paths[chosen[0]].states[chosen[1]].cost
+                stop = min(stop, bisect.bisect_left(path.states, least, key=lambda s: s.cost))
+            index = self._first(variant, path, stop, failed)
+            if index is not None:
+                chosen = (variant, index)
+        return chosen
 
     def _use_room(self, paths: Sequence[Path]) -> None:
         """The best plan leaves room: compile what keeps so much more, whatever was predicted, until that fails `VAIN` times.
@@ -163,12 +171,11 @@ class Search:
             measured = self._measure(best.variant, found)
             vain += measured is None or not self.fits(measured)
 
-    def _first(self, variant: int, path: Path, failed: set[tuple[int, int]]) -> int | None:
-        """The first plan of a path, not compiled yet, that is predicted to fit and recomputes less than the best one known.
+    def _first(self, variant: int, path: Path, stop: int, failed: set[tuple[int, int]]) -> int | None:
+        """The first plan of a path, not compiled yet and before `stop`, that is predicted to fit.
 
         Nesting lowers what is kept, but what it adds may cost a compiler more: the two parts are searched one after the other.
         """
-        stop = self._worth(path)
         flat = min(path.flat, stop)
         for part in (range(flat), range(flat, stop)):
             if (index := self._first_of(variant, path, part, failed)) is not None:
@@ -190,16 +197,29 @@ class Search:
         ]
         enough = whole[high] if high < len(whole) else part.stop
         near = [i for i in tried if i <= enough] + [i for i in tried if i > enough][:1]
-        return next((i for i in near if self._expected(variant, path, i) <= self.budget), None)
+        return next(
+            (
+                i
+                for i in near
+                if self._expected(variant, path, i) <= self.budget and self._twin(variant, path, i) is None
+            ),
+            None,
+        )
 
     def _bracket(self, variant: int, path: Path, whole: Sequence[int]) -> tuple[int, int]:
-        """Positions among the `whole` plans of the last not expected to fit, or a near one, and of the first that is."""
+        """Positions among the `whole` plans of the last not expected to fit, or a near one, and of the first that is.
+
+        The last of all and the middle are looked at first: most paths have nothing that fits and recomputes less than what other
+        paths have.
+        """
         low, high, like, guesses = -1, len(whole), None, 0
+        if all(self._expected(variant, path, whole[i]) > self.budget for i in (-1, high // 2) if whole):
+            return high - 1, high
         while not self._is_narrow(path, whole, low, high):
             if like is None or guesses >= PATIENCE:
                 guess = (low + high) // 2
             else:
-                guess = self._guess(path, whole, low, high, like)
+                guess = self._guess(path, whole, low, high, self.budget - like)
             expected = self._expected(variant, path, whole[guess])
             like = expected - path.states[whole[guess]].nbytes
             guesses += 1
@@ -225,9 +245,8 @@ class Search:
             return False
         return path.states[whole[low]].nbytes - path.states[whole[high]].nbytes <= FINE * self.budget
 
-    def _guess(self, path: Path, whole: Sequence[int], low: int, high: int, like: float) -> int:
-        """Where in a bracket the plans begin that fit, if `like` bytes are alive beside what is kept."""
-        wanted = self.budget - like
+    def _guess(self, path: Path, whole: Sequence[int], low: int, high: int, wanted: float) -> int:
+        """Where in a bracket the plans begin that keep at most the `wanted` bytes."""
         inside = range(low + 1, high)
         fits = bisect.bisect_left(
             inside, True, key=lambda p: path.states[whole[p]].nbytes <= wanted, hi=len(inside) - 1
@@ -241,6 +260,9 @@ class Search:
         if known is not None:
             return known.use.peak_bytes
         predicted = self.candidates.predicted(variant, index)
+        twin = self._twin(variant, path, index)
+        if twin is not None:
+            return twin.use.peak_bytes
         slack = SLACK[self.effort]
         nbytes = path.states[index].nbytes
         like = self._nearest(variant, nbytes)
@@ -250,6 +272,23 @@ class Search:
             slack = min(slack, NEAR * abs(like.nbytes - nbytes) / self.budget)
         showed = like.use.peak_bytes / self.candidates.predicted(like.variant, like.index)
         return predicted * showed * (1 - slack)
+
+    def _twin(self, variant: int, path: Path, index: int) -> Measured | None:
+        """The compiled plan that differs from another one in views alone, as far as bytes, FLOPs and prediction tell: a compiler
+        makes one program of both."""
+        state, predicted = path.states[index], self.candidates.predicted(variant, index)
+        return next(
+            (
+                m
+                for m in self._known()
+                if (m.nbytes, m.flops) == (state.nbytes, state.flops)
+                and m.index >= 0
+                and m.variant < len(self._fences)
+                and self._fences[m.variant] == self._fences[variant]
+                and self.candidates.predicted(m.variant, m.index) == predicted
+            ),
+            None,
+        )
 
     def _nearest(self, variant: int, nbytes: int) -> Measured | None:
         """The compiled plan that keeps most nearly so much; one of the same way to stage the program, if there is one."""

@@ -31,6 +31,7 @@ from autoremat._errors import PlanMismatchError
 from autoremat.graph import fingerprint
 from autoremat.graph._trace import aval_size, tag_of, trace_graph
 from autoremat.measure import abstract
+from autoremat.plan._alike import Alike
 from autoremat.plan._program import planned_function, shardings_key, written_function
 from autoremat.plan._rewrite import Decisions
 from autoremat.plan._trace import Traced, trace
@@ -195,10 +196,12 @@ class PlannedStep:
         step: Callable[..., Any],
         decisions: Mapping[str, Decisions],
         compiler_options: Mapping[str, Any] | None = None,
+        alike: Alike | None = None,
     ) -> None:
         self.jitted: Any = step if hasattr(step, "lower") else jax.jit(step)
         self.decisions = dict(decisions)
         self.compiler_options = dict(compiler_options or {})
+        self._alike = alike
         self._compiled: dict[Hashable, Any] = {}
         self.__name__ = getattr(step, "__name__", type(step).__name__)
         self.__wrapped__ = step
@@ -236,10 +239,10 @@ class PlannedStep:
                 # Not the function itself: it may be one that can be called only once, as those of Flax NNX are.
                 return written_function(traced)
             used.append(traced.fingerprint)
-            return planned_function(traced, found)
+            return planned_function(traced, found, self._alike)
 
         seen: list[str] = []
-        with _context(tuple(self.decisions.items())), gradients_through(_Through(decide)):
+        with _context((*self.decisions.items(), self._alike)), gradients_through(_Through(decide)):
             yield
         if seen and not used:
             raise PlanMismatchError(
@@ -277,9 +280,9 @@ class StepProgram:
         """From the shardings of the step's arguments."""
         return self.site.shards
 
-    def whole(self, decisions: Decisions) -> PlannedStep:
+    def whole(self, decisions: Decisions, alike: Alike | None = None) -> PlannedStep:
         """The step with decisions written in."""
-        return PlannedStep(self.step, {self.site.traced.fingerprint: decisions})
+        return PlannedStep(self.step, {self.site.traced.fingerprint: decisions}, alike=alike)
 
     def gradient(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The gradient of the site alone; its constants are arguments."""

@@ -82,20 +82,27 @@ def _products_as_they_are_wanted(program: Program) -> Program:
 
 @dataclass
 class _Fusion:
-    """Decides for each value: `inlined` in all its readers, `copied` into those that can, or an array in memory."""
+    """Decides for each value: `inlined` in all its readers, `copied` into those that can, or an array in memory. `computed`: both."""
 
     program: Program
     compiler: Compiler
     makers: list[int]
     readers: list[list[int]]
-    inlined: set[int]
-    copied: set[int]
+    outputs: set[int]
+    inlined: set[int] = field(default_factory=set[int])
+    copied: set[int] = field(default_factory=set[int])
+    computed: set[int] = field(default_factory=set[int])
 
     @classmethod
     def of(cls, program: Program, compiler: Compiler) -> _Fusion:
-        fusion = cls(program, compiler, program.makers(), program.readers(), set(), set())
+        fusion = cls(program, compiler, program.makers(), program.readers(), set(program.outputs))
         fusion._decide()
+        fusion.computed = fusion.inlined | fusion.copied
         return fusion
+
+    def inside(self, i: int) -> set[int]:
+        """What an instruction computes itself, if it reads it."""
+        return self.computed if self._takes(i) else self.inlined
 
     def run(self) -> Program:
         """The kernels."""
@@ -105,13 +112,12 @@ class _Fusion:
         return found if self.compiler.keeps_barriers else merged(found, _Expressions(self, made))
 
     def _decide(self) -> None:
-        outputs = set(self.program.outputs)
         for instruction in reversed(self.program.instructions):
             if instruction.primitive not in FUSIBLE or len(instruction.outputs) != 1:
                 continue
             value = instruction.outputs[0]
             readers = self.readers[value]
-            inside = value not in outputs and all(map(self._takes, readers))
+            inside = value not in self.outputs and all(map(self._takes, readers))
             if instruction.primitive in _COSTLY:
                 if inside and len(readers) == 1 and not self._repeats(readers[0]):
                     self.inlined.add(value)
@@ -146,12 +152,12 @@ class _Fusion:
     def _in_memory(self, i: int) -> bool:
         """Whether an instruction is a kernel of its own."""
         outputs = self.program.instructions[i].outputs
-        if len(outputs) != 1 or outputs[0] not in self.inlined | self.copied:
+        if len(outputs) != 1 or outputs[0] not in self.computed:
             return True
         value = outputs[0]
         if value in self.inlined:
             return False
-        return value in self.program.outputs or not all(map(self._takes, self.readers[value]))
+        return value in self.outputs or not all(map(self._takes, self.readers[value]))
 
     def _position(self) -> list[int]:
         """For each value, when a depth-first walk from the outputs leaves the instruction that makes it."""
@@ -170,7 +176,7 @@ class _Fusion:
         """An instruction with all that it computes itself. Operands come in the order in which the compiler makes them parameters:
         again and again, the operand that was made last gives way to its own operands, at the end."""
         instruction = self.program.instructions[i]
-        inside = self.inlined | self.copied if self._takes(i) else self.inlined
+        inside = self.inside(i)
         reads = _unique(instruction.inputs)
         literals = instruction.literals
         while found := [v for v in reads if v in inside]:
@@ -199,10 +205,7 @@ class _Expressions:
     def of(self, kernel: int) -> int:
         """The expression of a kernel, by number among the kernels."""
         i = self.made[kernel]
-        inside = self.fusion.inlined
-        if self.fusion._takes(i):
-            inside = inside | self.fusion.copied
-        return self._of(i, inside, {})
+        return self._of(i, self.fusion.inside(i), {})
 
     def _of(self, i: int, inside: set[int], known: dict[int, int]) -> int:
         instruction = self.fusion.program.instructions[i]
