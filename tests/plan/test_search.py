@@ -14,7 +14,7 @@ from autoremat._errors import CompileError
 from autoremat.measure import MemoryUse
 from autoremat.plan._candidates import Measured, Record, Variant
 from autoremat.plan._path import Path, State
-from autoremat.plan._search import MAX_COMPILES, Search
+from autoremat.plan._search import HOPEFUL, MAX_COMPILES, Search
 from autoremat.plan._stages import Program
 from autoremat.solve import Keep
 
@@ -260,3 +260,17 @@ def test_what_differs_in_views_alone_is_compiled_once() -> None:
     assert found is not None
     assert found.use.peak_bytes <= 1000
     assert len({i for _, i in numbers.compiled}) == len(numbers.compiled)
+
+
+@pytest.mark.parametrize(("hopeful", "in_vain"), [(4, 4), (100, 8)])
+def test_predictions_are_trusted_after_four_failures(
+    monkeypatch: pytest.MonkeyPatch, hopeful: int, in_vain: int
+) -> None:
+    """Of eight variants the cheaper plan is predicted to be less than 1 % too large, and is; the other one fits."""
+    monkeypatch.setitem(HOPEFUL, "balanced", hopeful)
+    peaks = [[1002 + v, 990] for v in range(8)]
+    numbers = Numbers(peaks, peaks)
+    _, found = search(numbers, 1000)
+    assert found is not None
+    assert found.index == 1
+    assert len([i for _, i in numbers.compiled if i == 0]) == in_vain

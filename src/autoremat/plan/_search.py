@@ -30,6 +30,9 @@ MAX_COMPILES = {"fast": 6, "balanced": 14, "optimal": 60}
 SLACK = {"fast": 0.0, "balanced": 0.01, "optimal": 0.05}
 """A prediction may be too high by this share, ..."""
 
+HOPEFUL = {"fast": 4, "balanced": 4, "optimal": 60}
+"""... until so many compiled plans have not fit, ..."""
+
 NEAR = 0.25
 """... but by no more than this share of the distance, in kept bytes, from a plan that was compiled."""
 
@@ -58,6 +61,7 @@ class Search:
     effort: str = "balanced"
     compiles: int = field(default=0, init=False)
     interrupted: bool = field(default=False, init=False)
+    _failures: int = field(default=0, init=False)
     _fences: Sequence[str] = field(default=(), init=False)
 
     def run(self) -> Measured | None:
@@ -74,7 +78,7 @@ class Search:
         baseline = self._measure(0, -1)
         if baseline is not None and self.fits(baseline):
             return baseline
-        self.compiles = 0
+        self.compiles = self._failures = 0
         paths = self._paths()
         self._lower(paths)
         if self.best() is None:
@@ -115,11 +119,13 @@ class Search:
         new = (variant, index) not in self.candidates.record.measured
         self.compiles += new
         try:
-            return self.candidates.measure(variant, index)
+            measured = self.candidates.measure(variant, index)
         except CompileError as error:
             if not error.out_of_memory:
                 raise
-            return None
+            measured = None
+        self._failures += new and (measured is None or not self.fits(measured))
+        return measured
 
     def _lower(self, paths: Sequence[Path]) -> None:
         """Compile, again and again, the plan that recomputes least of those that are predicted to fit."""
@@ -263,7 +269,7 @@ class Search:
         twin = self._twin(variant, path, index)
         if twin is not None:
             return twin.use.peak_bytes
-        slack = SLACK[self.effort]
+        slack = SLACK[self.effort] if self._failures < HOPEFUL[self.effort] else 0.0
         nbytes = path.states[index].nbytes
         like = self._nearest(variant, nbytes)
         if like is None:
