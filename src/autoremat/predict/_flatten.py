@@ -32,17 +32,11 @@ from autoremat.graph._trace import aval_size
 from autoremat.predict._fuse import LAYOUT_COPY
 from autoremat.predict._program import BARRIER, Instruction, Program, without_dead_code
 from autoremat.sharding import Shards, shards_of_arrays
-from autoremat.transform._jaxpr import CHECKPOINTS, OWN_DERIVATIVES, PLAIN_CALLS, is_var
+from autoremat.transform._jaxpr import CALLS, CHECKPOINTS, is_var
 from autoremat.transform._linear_map import run_map
 from autoremat.transform._scan_primitives import run_scan, run_sweep
 
-_CALLS = {
-    **PLAIN_CALLS,
-    **CHECKPOINTS,
-    **OWN_DERIVATIVES,
-    "shard_map": "jaxpr",
-    "autoremat_linear": "jaxpr",
-}
+_CALLS = {**CALLS, "shard_map": "jaxpr"}
 _TRACED: dict[str, Callable[..., Any]] = {
     "autoremat_scan": run_scan,
     "autoremat_sweep": run_sweep,

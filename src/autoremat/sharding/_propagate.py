@@ -28,9 +28,8 @@ from autoremat.sharding._spec import (
     trimmed,
     ways,
 )
-from autoremat.transform._jaxpr import CHECKPOINTS, OWN_DERIVATIVES, PLAIN_CALLS, is_var, subjaxprs
+from autoremat.transform._jaxpr import CALLS, is_var, subjaxprs
 
-_CALLS = {**PLAIN_CALLS, **CHECKPOINTS, **OWN_DERIVATIVES, "autoremat_linear": "jaxpr"}
 _CONSTRAINTS = frozenset({"sharding_constraint", "reshard", "mesh_cast"})
 _LOCAL = frozenset({"shard_map"})
 _PAIRS = frozenset({"optimization_barrier"})
@@ -455,7 +454,7 @@ def _runs_programs(eqn: JaxprEqn) -> bool:
 
 
 def _called(eqn: JaxprEqn, opened: Opened = lambda eqn: None) -> Jaxpr | None:
-    key = _CALLS.get(eqn.primitive.name)
+    key = CALLS.get(eqn.primitive.name)
     if key is not None and key in eqn.params:
         return open_jaxpr(eqn.params[key])[0]
     return opened(eqn)

@@ -47,6 +47,9 @@ OWN_DERIVATIVES = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jax
 # Checkpoints that a planner replaces by its own: JAX's and ours.
 CHECKPOINTS = {"remat2": "jaxpr", "checkpoint": "jaxpr", "autoremat_checkpoint": "jaxpr"}
 
+# All that runs one program once, on all of its operands: what a compiler inlines.
+CALLS = {**PLAIN_CALLS, **CHECKPOINTS, **OWN_DERIVATIVES, "autoremat_linear": "jaxpr"}
+
 
 def called_jaxpr(eqn: JaxprEqn, calls: Mapping[str, str] = PLAIN_CALLS) -> Any | None:
     """The jaxpr that a plain call runs, or `None` if the equation is not a call that may be inlined.
