@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from autoremat.solve import OpGraph, simulate
 from autoremat.solve._exchange import Exchange, Neighbourhoods, candidates
+from autoremat.solve._repair import Searcher
 from autoremat.solve._reruns import Reruns
-from autoremat.solve._ruin import Searcher
 from support.opgraphs import op_graph, op_graphs
 
 

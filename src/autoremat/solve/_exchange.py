@@ -35,8 +35,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from autoremat.solve._repair import Searcher
 from autoremat.solve._reruns import Rerun, Reruns
-from autoremat.solve._ruin import Searcher
 
 _EXCHANGE_S = 2.0
 """Seconds for one exchange."""
@@ -65,17 +65,8 @@ def candidates(state: Reruns, free: Iterable[int], *, depth: int) -> set[Rerun]:
         fresh = {r for r in front if r[0] > r[1] and r not in found}
         found |= fresh
         front = [(t, p) for t, op in sorted(fresh) for p in state.graph.inputs[op] if p in free]
-        front += [(early, op) for t, op in sorted(fresh) if (early := _early(state, t, op)) > op]
+        front += [(early, op) for t, op in sorted(fresh) if (early := state.early(op, t)) > op]
     return found | {r for r in state.reruns() if r[1] in free}
-
-
-def _early(state: Reruns, stage: int, op: int) -> int:
-    """The last stage up to `stage` in which all inputs of `op` are there anyway."""
-    key = stage * state.n + op
-    end = min((state.ends[p][state.copy_at(p, key)] for p in state.graph.inputs[op]), default=key)
-    if end >= key:
-        return stage
-    return end // state.n if end % state.n >= op else end // state.n - 1
 
 
 class Exchange:

@@ -6,18 +6,19 @@ anywhere.
 
 **Method.** Parts, each in its own file, none of which judges itself:
 
-- `_ruin`: a schedule by greedy repair, then ruin and recreate;
+- `_repair`: a first schedule by greedy repair;
+- `_anneal`: many small moves (simulated annealing);
 - `_exchange`: large neighbourhood search with exact moves (CP-SAT);
 - `_stages`: a lower bound that no schedule is below (HiGHS);
 - `_floor`: what peak no schedule is below;
 - `_states`: exact search over sets of values, for small graphs.
 
 **Optimality.** A result is called optimal only if its time meets the lower bound, up to the bound's own
-tolerance, 1e-6 of the recompute time. Schedules of the first two
+tolerance, 1e-6 of the recompute time. Schedules of the first three
 run an op at most once between two first executions; the bound holds for all schedules.
 
 **Reproducibility.** Seeds are fixed. What a time limit cuts short depends on the machine; `effort="fast"` counts
-rounds instead: its schedule is always the same where greedy repair succeeds and the limit is not reached.
+moves instead: its schedule is always the same where greedy repair succeeds and the limit is not reached.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ from enum import Enum
 from typing import Literal, get_args
 
 from autoremat._errors import AutorematError, InfeasibleBudgetError
+from autoremat.solve._anneal import Annealer
 from autoremat.solve._exchange import Neighbourhoods
 from autoremat.solve._floor import Floor, floor
+from autoremat.solve._repair import Searcher
 from autoremat.solve._reruns import Rerun
-from autoremat.solve._ruin import Searcher, improve
 from autoremat.solve._schedule import OpGraph, Timeline, simulate
 from autoremat.solve._stages import TOLERANCE, Bounder
 from autoremat.solve._states import search
 
 Effort = Literal["fast", "balanced", "optimal"]
 
-_ROUNDS = 60
+_MOVES = 20_000
+"""Of the annealing with `effort=\"fast\"`."""
 _LARGE = 400
 """From so many ops on, default limits are those for large graphs."""
 _DEFAULT_S = {"fast": (2.0, 20.0), "balanced": (10.0, 60.0), "optimal": (600.0, 1800.0)}
@@ -52,7 +55,7 @@ class ScheduleStatus(Enum):
 
     OPTIMAL = "optimal: no schedule in this order takes less time"
     TIME_LIMIT = "stopped by its time limit: the best schedule found, and its gap to the lower bound"
-    FINISHED = "finished its rounds: the best schedule found, and its gap to the lower bound"
+    FINISHED = "finished its moves: the best schedule found, and its gap to the lower bound"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +158,7 @@ class _Run:
         self.limit = limit
         self.searcher = Searcher(graph, budget_bytes)
         self.neighbourhoods = Neighbourhoods(self.searcher, workers=workers)
+        self.annealer = Annealer(self.searcher.state)
         self.bounder = Bounder(graph, budget_bytes)
         self.small: tuple[int, ...] | None = None
 
@@ -182,16 +186,18 @@ class _Run:
         self._construct(self.at(0.3))
         if effort == "fast":
             self._exchange(self.at(1), fit=True)
-            self._ruin(_ROUNDS, self.at(0.7))
+            self._anneal(self.at(0.7), moves=_MOVES)
             self._raise_bound(self.at(1))
             return
         if effort == "optimal" and len(self.graph) <= _SMALL:
             self._search()
-        self._exchange(self.at(0.9), fit=True)
+        self._exchange(self._share(0.7), fit=True)
         self._raise_bound(self._share(0.15))
-        self._ruin(10 * _ROUNDS, self._share(0.1))
+        self._exchange(self._share(0.05))
+        self._anneal(self._share(0.7))
+        self._exchange(self.at(0.9), fit=True)
         for share in (1.0,) if effort == "balanced" else (0.2, 0.4, 1.0):
-            self._exchange(self._share(0.55 * share))
+            self._exchange(self._share(0.3 * share))
             self._raise_bound(self._share(share))
         if effort == "optimal":
             self._exchange(self.at(1))
@@ -237,9 +243,11 @@ class _Run:
             found.append((int(state.excess().sum()), state.cost, state.reruns()))
         state.replace(min(found, key=lambda f: f[:2])[2])
 
-    def _ruin(self, rounds: int, deadline: float) -> None:
-        if self.searcher.state.fits() and not self.proven:
-            improve(self.searcher, rounds=rounds, deadline=deadline, enough=self.bound)
+    def _anneal(self, deadline: float, *, moves: int = 0) -> None:
+        if not self.proven:
+            self.annealer.run(deadline=deadline, enough=self.bound, moves=moves)
+            if self.searcher.state.fits():
+                self.searcher.prune()
 
     def _exchange(self, deadline: float, *, fit: bool = False) -> None:
         if not self.proven:

@@ -93,6 +93,14 @@ class Reruns:
                 found = row[i]
         return found
 
+    def early(self, op: int, stage: int) -> int:
+        """The last stage up to `stage` in which all inputs of `op` are there anyway."""
+        key = stage * self.n + op
+        end = min((self.ends[p][self.copy_at(p, key)] for p in self.graph.inputs[op]), default=key)
+        if end >= key:
+            return stage
+        return end // self.n if end % self.n >= op else end // self.n - 1
+
     def has(self, stage: int, op: int) -> bool:
         """Whether `op` is executed in `stage`."""
         return stage * self.n + op in self._dying

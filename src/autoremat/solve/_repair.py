@@ -1,4 +1,4 @@
-"""Local search for schedules under a budget: repair, prune, ruin.
+"""A first schedule under a budget: greedy repair, and what tidies a schedule up.
 
 **Repair.** While an event is over the budget, take one at the peak. Every value that waits there can be *dropped*:
 run again before its next use, so that its copy ends with the last use before the event. Inputs that are
@@ -6,10 +6,6 @@ gone at that place live on, or run again too, whichever costs less at the curren
 excess removed is taken (excess summed over events: what is dropped for long counts for more).
 
 **Prune.** A rerun that the budget does not need is undone, dearest first.
-
-**Ruin.** From the best schedule, undo some reruns near a random stage, repair with perturbed scores, prune, and
-accept what is not worse than a falling threshold allows (ruin and recreate; Schrimpf et al., *J. Comput. Phys.*
-159, 2000). Deterministic for a fixed number of rounds; with a time limit, as many rounds as fit.
 
 **Optimality.** None claimed. Each op runs at most once in a stage.
 """
@@ -60,7 +56,7 @@ class Searcher:
 
     # Repair.
 
-    def repair(self, *, noise: float = 0.0, patience: float = 0.9, deadline: float = math.inf) -> bool:
+    def repair(self, *, patience: float = 0.9, deadline: float = math.inf) -> bool:
         """Add reruns until the schedule fits; false if no drop helps any more, or at the deadline.
 
         An event is left for another one when its excess falls below the share `patience` of the largest: near 1
@@ -72,24 +68,23 @@ class Searcher:
             pivot = int(excess.argmax())
             if excess[pivot] == 0:
                 return True
-            if time.monotonic() > deadline or not self._lower(state.keys[pivot], excess, noise, patience):
+            if time.monotonic() > deadline or not self._lower(state.keys[pivot], excess, patience):
                 return False
 
-    def _lower(self, key: int, excess: npt.NDArray[np.int64], noise: float, patience: float) -> bool:
+    def _lower(self, key: int, excess: npt.NDArray[np.int64], patience: float) -> bool:
         """Drop values at the event `key` until it is within the budget; false if there was nothing to drop.
 
         Drops are scored once and taken from a heap. Taking one changes the others' scores: each is scored again before it is
         taken, and goes back if another has become better.
         """
         state = self.state
-        heap: list[tuple[float, int, float]] = []
+        heap: list[tuple[float, int]] = []
         least = math.inf
         for op in range(key // self.n):
-            blur = 1 + noise * self.random.random() if noise else 1.0
-            drop = self._best(op, key, excess, SLACK * least / blur)
+            drop = self._best(op, key, excess, SLACK * least)
             if drop is not None:
-                least = min(least, drop.score * blur)
-                heap.append((drop.score * blur, op, blur))
+                least = min(least, drop.score)
+                heap.append((drop.score, op))
         heapq.heapify(heap)
         taken = False
         while heap:
@@ -97,12 +92,12 @@ class Searcher:
             here = excess[state.position(key)]
             if here == 0 or (taken and here < patience * excess.max()):
                 break
-            _, op, blur = heapq.heappop(heap)
+            _, op = heapq.heappop(heap)
             drop = self._best(op, key, excess, math.inf)
             if drop is None:
                 continue
-            if heap and drop.score * blur > heap[0][0]:
-                heapq.heappush(heap, (drop.score * blur, op, blur))
+            if heap and drop.score > heap[0][0]:
+                heapq.heappush(heap, (drop.score, op))
                 continue
             taken = True
             for stage, rerun in drop.reruns:
@@ -134,20 +129,12 @@ class Searcher:
             return
         use = state.next_use(op, key)
         last = state.last_use(op, state.starts[op][i], key)
-        for stage in self._stages(op, use):
+        # Just before the use, or as long as all inputs are there.
+        for stage in dict.fromkeys((use // n, state.early(op, use // n))):
             if stage * n + op > key and stage > op:
                 drop = self._drop(op, last, stage, excess, bar)
                 if drop is not None:
                     yield drop
-
-    def _stages(self, op: int, use: int) -> list[int]:
-        """Where to run `op` again for a use: just before it, or as long as all its inputs are there."""
-        state, n = self.state, self.n
-        key = use // n * n + op
-        end = min((state.ends[p][state.copy_at(p, key)] for p in self.graph.inputs[op]), default=key)
-        if end >= key:
-            return [use // n]
-        return [use // n, end // n if end % n >= op else end // n - 1]
 
     def _drop(self, op: int, last: int, stage: int, excess: npt.NDArray[np.int64], bar: float) -> Drop | None:
         state = self.state
@@ -226,50 +213,3 @@ class Searcher:
         for stage, op in sorted(state.reruns(), reverse=True):
             if state.useless(stage, op):
                 state.remove(stage, op)
-
-    # Ruin.
-
-    def ruin(self) -> None:
-        """Undo some of the reruns whose gaps lie near a random stage."""
-        state, n = self.state, self.n
-        reruns = sorted(state.reruns())
-        stage, _ = self.random.choice(reruns)
-        centre = (stage - self.random.randrange(max(1, n // 10))) * n
-        near = sorted(reruns, key=lambda r: self._distance(r, centre))
-        count = self.random.randint(1, min(12, len(near)))
-        for stage, op in near[: 2 * count]:
-            if self.random.random() < 0.5:
-                state.remove(stage, op)
-
-    def _distance(self, rerun: Rerun, centre: int) -> float:
-        stage, op = rerun
-        key = stage * self.n + op
-        i = self.state.copy_at(op, key)
-        low = self.state.ends[op][i]
-        return max(low - centre, centre - key, 0) + self.random.random()
-
-
-def improve(searcher: Searcher, *, rounds: int, deadline: float, enough: int, warmth: float = 0.02) -> None:
-    """Ruin and recreate from the searcher's fitting schedule, and leave it at the best one found.
-
-    Ends after `rounds`, at the deadline, or when the time is no more than `enough`.
-    """
-    state = searcher.state
-    base = searcher.graph.base_cost
-    best = now = state.reruns()
-    best_cost = now_cost = state.cost
-    for done in range(rounds):
-        if time.monotonic() >= deadline or best_cost <= enough or not now:
-            break
-        searcher.ruin()
-        fits = searcher.repair(noise=0.5, deadline=deadline)
-        if fits:
-            searcher.prune()
-        warm = warmth * (1 - done / rounds) * (best_cost - base) * searcher.random.random()
-        if fits and state.cost <= now_cost + warm:
-            now, now_cost = state.reruns(), state.cost
-            if now_cost < best_cost:
-                best, best_cost = now, now_cost
-        else:
-            state.replace(now)
-    state.replace(best)
