@@ -28,8 +28,6 @@ import random
 import time
 from bisect import bisect_left
 from collections.abc import Iterable
-from functools import cache
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -37,17 +35,12 @@ import numpy.typing as npt
 
 from autoremat.solve._repair import Searcher
 from autoremat.solve._reruns import Rerun, Reruns
+from autoremat.solve._stages import cp_sat
 
 _EXCHANGE_S = 2.0
 """Seconds for one exchange."""
 _QUICK_S = 0.3
 """An exchange that took less is followed by a much larger one."""
-
-
-@cache
-def _solver() -> Any:
-    """CP-SAT; loaded when it is needed first, because that takes a second."""
-    return import_module("ortools.sat.python.cp_model")
 
 
 def candidates(state: Reruns, free: Iterable[int], *, depth: int) -> set[Rerun]:
@@ -77,7 +70,7 @@ class Exchange:
         n = self._n = state.n
         self._free = set(free)
         self._unit = math.gcd(*state.graph.nbytes) or 1
-        self._cp: Any = _solver()
+        self._cp: Any = cp_sat()
         self._model = self._cp.CpModel()
         self._runs: dict[int, Any] = {t * n + op: self._model.new_bool_var("") for t, op in sorted(choices)}
         self._kept = [key for key in state.keys if key % (n + 1) == 0 or key % n not in self._free]

@@ -9,12 +9,11 @@ anywhere.
 - `_repair`: a first schedule by greedy repair;
 - `_anneal`: many small moves (simulated annealing);
 - `_exchange`: large neighbourhood search with exact moves (CP-SAT);
-- `_stages`: a lower bound that no schedule is below (HiGHS);
+- `_stages`: a lower bound that no schedule is below (CP-SAT);
 - `_floor`: what peak no schedule is below;
 - `_states`: exact search over sets of values, for small graphs.
 
-**Optimality.** A result is called optimal only if its time meets the lower bound, up to the bound's own
-tolerance, 1e-6 of the recompute time. Schedules of the first three
+**Optimality.** A result is called optimal only if its time meets the lower bound. Schedules of the first three
 run an op at most once between two first executions; the bound holds for all schedules.
 
 **Reproducibility.** Seeds are fixed. What a time limit cuts short depends on the machine; `effort="fast"` counts
@@ -35,7 +34,7 @@ from autoremat.solve._floor import Floor, floor
 from autoremat.solve._repair import Searcher
 from autoremat.solve._reruns import Rerun
 from autoremat.solve._schedule import OpGraph, Timeline, simulate
-from autoremat.solve._stages import TOLERANCE, Bounder
+from autoremat.solve._stages import Bounder
 from autoremat.solve._states import search
 
 Effort = Literal["fast", "balanced", "optimal"]
@@ -175,11 +174,7 @@ class _Run:
     def proven(self) -> bool:
         """Whether the schedule is known to be the best."""
         state = self.searcher.state
-        return self.small is not None or (state.fits() and self._meets(state.cost))
-
-    def _meets(self, cost: int) -> bool:
-        """Whether a time is as low as the bound, which was lowered for rounding errors."""
-        return cost - self.bound <= 2 * TOLERANCE * (cost - self.graph.base_cost)
+        return self.small is not None or (state.fits() and state.cost <= self.bound)
 
     def work(self, effort: Effort) -> None:
         """All that belongs to an effort, in shares of the limit."""
@@ -220,7 +215,7 @@ class _Run:
                 lowest_bytes=seen.peak_bytes,
                 floor_bytes=self.floor.nbytes,
             )
-        low = seen.cost if self.small is not None or self._meets(seen.cost) else self.bound
+        low = seen.cost if self.small is not None else self.bound
         late = time.monotonic() >= self.at(0.98)
         ended = ScheduleStatus.TIME_LIMIT if late else ScheduleStatus.FINISHED
         return ScheduleResult(
@@ -251,14 +246,12 @@ class _Run:
 
     def _exchange(self, deadline: float, *, fit: bool = False) -> None:
         if not self.proven:
-            enough = self.bound + round(TOLERANCE * (self.searcher.state.cost - self.graph.base_cost))
-            self.neighbourhoods.run(deadline=deadline, enough=enough, fit=fit)
+            self.neighbourhoods.run(deadline=deadline, enough=self.bound, fit=fit)
 
     def _raise_bound(self, deadline: float) -> None:
         if not self.proven:
             state = self.searcher.state
-            enough = state.cost - self.graph.base_cost if state.fits() else None
-            self.bounder.run(deadline=deadline, enough=enough)
+            self.bounder.run(deadline=deadline, known=state if state.fits() else None)
 
     def _search(self) -> None:
         """The exact search, unless the schedule is proven or the graph has too many states."""

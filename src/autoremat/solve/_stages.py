@@ -13,181 +13,219 @@ each such schedule satisfies
     1        <=  s[k-1, p] + r[k, p]             for each input p, made before block k, of an op first run in it
     sum of bytes_v · s[k, v], v not read by gate k  <=  budget - working set of gate k
 
-and takes at least the base time plus the sum of cost_v · r[k, v]. Order inside a block is forgotten, and so is the
-memory of all other events. The least such sum is the bound; gates are few, so the program is far smaller than one with a
-stage for each op (Jain et al., *Checkmate*, MLSys 2020).
+and takes at least the base time plus the sum of cost_v · r[k, v]. Order inside a block is forgotten. Of the
+memory inside it this much is left: what waits at both its gates and does not run in between waits all along, so for
+a *crowded* rerun of v in block k
 
-**Few gates are often better than many.** The fractional program smears a value's reruns over the blocks; long blocks
-leave it less to smear. So `Bounder` solves integer programs with ever more gates, as long as its time lasts.
+    h[k, w]  >=  s[k-1, w] + s[k, w] - r[k, w] - 1      w waits through block k; s[k, w] = 1 if gate k reads w
+    sum of bytes_w · h[k, w], w neither v nor read by v  <=  budget - working set of v        if r[k, v] = 1
 
-**Method and exactness.** SciPy's HiGHS; its dual bound is valid whenever it stops. It computes in floating point: the bound is
-lowered by `TOLERANCE` of the recompute time, then rounded up to a multiple of the costs' common divisor.
+The program is that of Checkmate (Jain et al., MLSys 2020), whose blocks are single ops, relaxed so that no schedule is
+left out.
 
-**Complexity.** An integer program with 2 · gates · ops variables and gates · arcs rows: exponential in the worst
-case, ended by the time limit.
+**Method.** Cutting planes: solve the program of the gates and crowded reruns so far, run what it runs again, each just
+before its first use in the block, and see where that is over the budget. The highest event is the next gate,
+or if it is a rerun before a gate, a crowded one. Few gates, well chosen, give most of the bound.
+
+**Exactness.** OR-Tools CP-SAT in integers; its bound is valid whenever it stops. Times are divided by their greatest common
+divisor, or more, rounded down, if their sum would not fit a double.
+
+**Complexity.** 2 · gates · ops variables and gates · arcs clauses: exponential in the worst case, ended by the time
+limit.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from autoremat.solve._schedule import OpGraph, simulate
+from autoremat.solve._reruns import Rerun, Reruns
+from autoremat.solve._schedule import OpGraph
 
-# SciPy has no types.
-_optimize: Any = import_module("scipy.optimize")
-_sparse: Any = import_module("scipy.sparse")
-
-TOLERANCE = 1e-6
-"""What floating point may be wrong by, relative to the recompute time."""
-
-_GROWTH = 1.6
-_PATIENCE = 0.6
-"""The share of the time left that one number of gates may take."""
+_EXACT = 1 << 50
+"""Sums of times in the program stay below this, with room for blocks: CP-SAT tells its bound as a double."""
 
 
-@dataclass(slots=True)
-class _Rows:
-    """Sparse rows with lower and upper limits."""
+@cache
+def cp_sat() -> Any:
+    """CP-SAT; loaded when it is needed first, because that takes a second."""
+    return import_module("ortools.sat.python.cp_model")
 
-    rows: list[int] = field(default_factory=list[int])
-    columns: list[int] = field(default_factory=list[int])
-    values: list[float] = field(default_factory=list[float])
-    low: list[float] = field(default_factory=list[float])
-    high: list[float] = field(default_factory=list[float])
 
-    def add(self, terms: list[tuple[int, float]], low: float, high: float) -> None:
-        for column, value in terms:
-            self.rows.append(len(self.low))
-            self.columns.append(column)
-            self.values.append(value)
-        self.low.append(low)
-        self.high.append(high)
+@dataclass(frozen=True, slots=True)
+class Relaxed:
+    """What came of a program: a lower bound on the recompute time, the reruns that it chose, whether they are the best.
+
+    A rerun's stage is here the gate that ends its block.
+    """
+
+    bound: int
+    reruns: set[Rerun]
+    finished: bool
 
 
 class Stages:
-    """The program of one set of gates."""
+    """The program of one set of gates and crowded reruns; a rerun's stage is the gate that ends its block."""
 
-    def __init__(self, graph: OpGraph, budget_bytes: int, gates: list[int]) -> None:
+    def __init__(self, graph: OpGraph, budget_bytes: int, gates: list[int], crowded: set[Rerun]) -> None:
         self.graph = graph
-        self.budget = budget_bytes
         self.gates = gates
-        self._unit = math.gcd(*graph.cost) or 1
-        self._costs: list[float] = []
-        self._rows = _Rows()
-        self._waits: dict[tuple[int, int], int] = {}
-        self._runs: dict[tuple[int, int], int] = {}
-        start = 0
-        for k, end in enumerate([*gates, len(graph) - 1]):
-            self._block(k, start, end)
-            start = end + 1
+        self._ends = [*gates, len(graph) - 1]
+        self._cp: Any = cp_sat()
+        self._model = self._cp.CpModel()
+        self._bytes_unit = math.gcd(*graph.nbytes) or 1
+        self._budget = budget_bytes
+        total = len(self._ends) * graph.base_cost
+        self._unit = max(math.gcd(*graph.cost), -(-total // _EXACT), 1)
+        self._waits: dict[tuple[int, int], Any] = {}
+        self._runs: dict[tuple[int, int], Any] = {}
+        self._through: dict[tuple[int, int], Any] = {}
+        for k in range(len(self._ends)):
+            self._block(k)
+        for stage, op in sorted(crowded):
+            self._crowd(bisect_left(self._ends, stage), op)
+        costs = [graph.cost[v] // self._unit for _, v in self._runs]
+        self._model.minimize(self._cp.LinearExpr.weighted_sum(list(self._runs.values()), costs))
 
-    def solve(self, seconds: float) -> tuple[int, bool]:
-        """A lower bound on the recompute time, 0 if none was found in time; and whether more time cannot raise it."""
-        matrix = _sparse.csr_array(
-            (self._rows.values, (self._rows.rows, self._rows.columns)),
-            shape=(len(self._rows.low), len(self._costs)),
-        )
-        top = max(self._costs, default=0) or 1.0
-        found: Any = _optimize.milp(
-            np.array(self._costs) / top,
-            constraints=_optimize.LinearConstraint(matrix, self._rows.low, self._rows.high),
-            bounds=_optimize.Bounds(0, 1),
-            integrality=np.ones(len(self._costs)),
-            options={"time_limit": max(seconds, 0.05), "mip_rel_gap": 0.0},
-        )
-        value = getattr(found, "mip_dual_bound", None)
-        if value is None or not math.isfinite(value):
-            return 0, False
-        least = math.ceil(max(0.0, value * top * (1 - TOLERANCE) - TOLERANCE))
-        return least * self._unit, found.status == 0
+    def hint(self, state: Reruns) -> None:
+        """Tell the program a schedule to start from."""
+        n = state.n
+        ran = {(bisect_left(self._ends, stage), op) for stage, op in state.reruns()}
+        for key, run in self._runs.items():
+            self._model.add_hint(run, key in ran)
+        for (k, v), waits in self._waits.items():
+            at = self._ends[k] * (n + 1)
+            copy = state.copy_at(v, at + 1)
+            self._model.add_hint(waits, state.ends[v][copy] >= at)
 
-    def _block(self, k: int, start: int, end: int) -> None:
-        """Variables and rows of block `k`, in which ops `start` to `end` run first."""
-        gate = k < len(self.gates)
+    def solve(self, seconds: float) -> Relaxed:
+        """Solve it as well as the time allows."""
+        solver = self._cp.CpSolver()
+        solver.parameters.max_time_in_seconds = max(seconds, 0.01)
+        solver.parameters.num_workers = 1
+        # Measured: without a full linear relaxation nothing is proven.
+        solver.parameters.linearization_level = 2
+        status = solver.solve(self._model)
+        bound = max(0, math.ceil(solver.best_objective_bound - 1e-6)) * self._unit
+        if status not in (self._cp.OPTIMAL, self._cp.FEASIBLE):
+            return Relaxed(0 if status == self._cp.MODEL_INVALID else bound, set(), False)
+        chosen = {(self._ends[k], v) for (k, v), run in self._runs.items() if solver.boolean_value(run)}
+        return Relaxed(bound, chosen, status == self._cp.OPTIMAL)
+
+    def _start(self, k: int) -> int:
+        """The first op that runs first in block `k`; smaller ones were made before."""
+        return self._ends[k - 1] + 1 if k else 0
+
+    def _block(self, k: int) -> None:
+        """Variables and rows of block `k`."""
+        start, end, gate = self._start(k), self._ends[k], k < len(self.gates)
         for v in range(start):
-            self._runs[k, v] = self._variable(self.graph.cost[v] // self._unit)
-        if gate:
-            for v in range(end + 1):
-                self._waits[k, v] = self._variable(0)
-        for v in range(end + 1):
+            self._runs[k, v] = self._model.new_bool_var("")
+        for v in range(end + 1 if gate else 0):
+            self._waits[k, v] = self._model.new_bool_var("")
+        for v in range(start):
+            run = self._runs[k, v]
             for p in self.graph.inputs[v]:
-                if p >= start:
-                    continue
-                there = [(self._waits[k - 1, p], 1.0), (self._runs[k, p], 1.0)]
-                if v < start:
-                    self._rows.add([*there, (self._runs[k, v], -1.0)], 0, math.inf)
-                else:
-                    self._rows.add(there, 1, math.inf)
+                self._model.add_bool_or([self._waits[k - 1, p], self._runs[k, p], ~run])
+            if gate:
+                self._model.add_bool_or([self._waits[k - 1, v], run, ~self._waits[k, v]])
+        for p in sorted({p for v in range(start, end + 1) for p in self.graph.inputs[v] if p < start}):
+            self._model.add_bool_or([self._waits[k - 1, p], self._runs[k, p]])
         if gate:
-            for v in range(start):
-                terms = [(self._waits[k - 1, v], 1.0), (self._runs[k, v], 1.0), (self._waits[k, v], -1.0)]
-                self._rows.add(terms, 0, math.inf)
-            self._limit(k, end)
+            self._limit(self._waits, k, end)
 
-    def _limit(self, k: int, gate: int) -> None:
-        """Memory while a gate runs for the first time, in units of the budget."""
-        own = {gate, *self.graph.inputs[gate]}
-        terms = [
-            (self._waits[k, v], self.graph.nbytes[v] / self.budget)
-            for v in range(gate)
-            if v not in own and self.graph.nbytes[v]
-        ]
-        self._rows.add(terms, -math.inf, (self.budget - self.graph.working_set(gate)) / self.budget)
+    def _limit(self, there: dict[tuple[int, int], Any], k: int, op: int) -> Any:
+        """Memory while an op runs and the values before it, or before block `k`, are `there`."""
+        own = {op, *self.graph.inputs[op]}
+        values = [v for v in range(self._ends[k]) if v not in own and (k, v) in there]
+        sizes = [self.graph.nbytes[v] // self._bytes_unit for v in values]
+        room = (self._budget - self.graph.working_set(op)) // self._bytes_unit
+        held = self._cp.LinearExpr.weighted_sum([there[k, v] for v in values], sizes)
+        return self._model.add(held <= room)
 
-    def _variable(self, cost: float) -> int:
-        self._costs.append(float(cost))
-        return len(self._costs) - 1
+    def _crowd(self, k: int, op: int) -> None:
+        """Memory while an op runs again in block `k`, if it was made before."""
+        if (k, op) not in self._runs or k == len(self.gates):
+            return
+        if (k, 0) not in self._through:
+            for w in range(self._start(k)):
+                self._through[k, w] = self._pass(k, w)
+        self._limit(self._through, k, op).only_enforce_if(self._runs[k, op])
 
-
-def gates(graph: OpGraph, budget_bytes: int, count: int) -> list[int]:
-    """Up to `count` ops over the budget in the schedule without reruns: the highest, but not side by side."""
-    alive = simulate(graph, range(len(graph))).alive
-    over = [v for v, held in enumerate(alive) if held > budget_bytes]
-    if len(over) <= count:
-        return over
-    apart = len(over) // (3 * count)
-    chosen: list[int] = []
-    for v in sorted(over, key=lambda v: (-alive[v], v)):
-        if all(abs(v - u) > apart for u in chosen):
-            chosen.append(v)
-        if len(chosen) == count:
-            break
-    return sorted(chosen)
+    def _pass(self, k: int, w: int) -> Any:
+        """A variable that is 1 if `w` waits all through block `k`."""
+        through = self._model.new_bool_var("")
+        gone = [~self._waits[k - 1, w], self._runs[k, w]]
+        if w not in self.graph.inputs[self._ends[k]]:
+            gone.append(~self._waits[k, w])
+        self._model.add_bool_or([through, *gone])
+        return through
 
 
 class Bounder:
-    """Raises a lower bound on the recompute time by ever more gates, as long as it is given time.
-
-    What was solved to its end is not solved again; what was stopped is tried again with the time of the next
-    call.
-    """
+    """Raises a lower bound on the recompute time by ever more gates and crowded reruns, as long as it is given time."""
 
     def __init__(self, graph: OpGraph, budget_bytes: int) -> None:
         self.best = 0
         self._graph = graph
         self._budget = budget_bytes
-        all_over = len(gates(graph, budget_bytes, len(graph)))
-        counts = [1]
-        while counts[-1] < all_over:
-            counts.append(min(all_over, math.ceil(counts[-1] * _GROWTH)))
-        self._counts = counts if all_over else []
+        self._gates: list[int] = []
+        self._crowded: set[Rerun] = set()
+        self._exhausted = not self._separate(set())
 
-    def run(self, *, deadline: float, enough: int | None = None) -> int:
-        """Continue until the deadline (`time.monotonic`), or until the bound reaches `enough`; returns the bound."""
-        for count in list(self._counts):
-            left = deadline - time.monotonic()
-            if left <= 0 or (enough is not None and self.best >= enough):
+    def run(self, *, deadline: float, known: Reruns | None = None) -> int:
+        """Continue until the deadline (`time.monotonic`), or until nothing can raise the bound; returns it.
+
+        `known` is a schedule that fits: the bound cannot pass its time, and programs start from it. What
+        was stopped is tried again with the time of the next call.
+        """
+        enough = math.inf if known is None else known.cost - self._graph.base_cost
+        while not self._exhausted and self.best < enough and (left := deadline - time.monotonic()) > 0:
+            program = Stages(self._graph, self._budget, self._gates, self._crowded)
+            if known is not None:
+                program.hint(known)
+            found = program.solve(left)
+            self.best = max(self.best, found.bound)
+            if not found.finished:
                 break
-            chosen = gates(self._graph, self._budget, count)
-            share = _PATIENCE if len(self._counts) > 1 else 1.0
-            found, finished = Stages(self._graph, self._budget, chosen).solve(share * left)
-            self.best = max(self.best, found)
-            if finished:
-                self._counts.remove(count)
+            self._exhausted = not self._separate(found.reruns)
         return self.best
+
+    def _separate(self, reruns: set[Rerun]) -> bool:
+        """Add what forbids a relaxed choice of reruns; false if there is nothing to add."""
+        state = Reruns(self._graph, self._budget)
+        state.replace(self._placed(reruns, state))
+        excess = state.excess()
+        for at in np.argsort(-excess, kind="stable"):
+            if not excess[at]:
+                break
+            if self._forbid(*divmod(state.keys[at], state.n)):
+                return True
+        return False
+
+    def _forbid(self, stage: int, op: int) -> bool:
+        """Make an event's stage a gate, or its rerun crowded; false if both are done."""
+        if stage not in self._gates:
+            self._gates = sorted([*self._gates, stage])
+        elif op != stage and (stage, op) not in self._crowded:
+            self._crowded.add((stage, op))
+        else:
+            return False
+        return True
+
+    def _placed(self, reruns: set[Rerun], state: Reruns) -> set[Rerun]:
+        """The reruns in the stages of their first uses in the blocks whose ends are given; the last if there is none."""
+        place: dict[Rerun, int] = {}
+        for end, op in sorted(reruns, key=lambda r: -r[1]):
+            start = max((g for g in self._gates if g < end), default=-1)
+            uses = [u for u in state.consumers[op] if start < u <= end]
+            again = [place[end, u] for u in state.consumers[op] if (end, u) in place]
+            place[end, op] = min([*uses, *again], default=end)
+        return {(stage, op) for (_, op), stage in place.items()}
