@@ -15,7 +15,8 @@ rerun to another stage.
 **Schedule.** A move is accepted by Metropolis' rule at a temperature that falls quadratically (Kirkpatrick,
 Gelatt, Vecchi, *Science* 220, 1983). The price, in time units per byte, rises while the schedule is over the budget and falls
 while it fits (strategic oscillation; Glover, *Decision Sciences* 8, 1977), so the search walks along the
-border. A search that has not fitted for long goes back to the best schedule.
+border. It starts without reruns, at a low price: that ends lower than what is grown around greedy choices. A search that has
+not fitted for long goes back to the best schedule; at first, if it knows one, it is given more time.
 
 **Optimality.** None claimed. The same seed and number of moves give the same schedule; with a deadline
 alone, as many moves as fit are made.
@@ -26,7 +27,6 @@ to 30,000 moves a second on graphs of 1000 to 100 ops.
 
 from __future__ import annotations
 
-import math
 import random
 import time
 
@@ -37,15 +37,19 @@ from autoremat.solve._reruns import Rerun, Reruns
 _BATCH = 100
 """Moves between two looks at the clock, with one step of the price."""
 _PRICE_STEP = 1.005
+_PRICE_RISE = 1.01
+"""The step until a schedule fits."""
 _PRICE_START = 0.2
 """Price at first: this share of the base time buys all that the schedule without reruns is over."""
-_PRICE_MOST = 1000.0
-"""The price may rise by this factor."""
-_LOST = 10_000
+_PRICE_BACK = 1.0
+"""The same, when the search first goes back to a schedule that it was given."""
+_PRICE_MOST = 100.0
+"""The same, when nothing moves any more: the price falls to where it started, and may rise twice as high next time."""
+_LOST = 3_000
 """Moves without a fitting schedule after which the search goes back to the best one."""
+_FIRST = 0.35
+"""Share of the search in which it may find a fitting schedule by itself."""
 _LUMP = 0.2
-_WARMTH = 0.5
-"""Temperature at first, in mean times of an op."""
 _DEPTH = 3
 """How many ops deep a move may run inputs again."""
 
@@ -65,30 +69,62 @@ class Annealer:
         self._log: list[tuple[bool, Rerun]] = []
         self._mean_cost = graph.base_cost / len(graph)
         bare = int(Reruns(graph, state.budget).excess().sum())
-        self._start_price = self._price = _PRICE_START * graph.base_cost / max(1, bare)
+        self._unit_price = graph.base_cost / max(1, bare)
+        self._price = self._most_price = self._unit_price
         self._best: set[Rerun] | None = None
         self._best_cost = 0
         self._over = 0.0
         self._lost = 0
+        # A schedule that takes more time would be refused.
+        self._dearest = 0.0
+        # Whether a run that started without reruns never fitted.
+        self._stuck = False
+        # Whether a schedule has fitted since a run began.
+        self._fitted = False
 
-    def run(self, *, deadline: float, enough: int, moves: int = 0) -> None:
+    def run(self, *, deadline: float, enough: int, warmth: float = 0.5, moves: int = 0) -> None:
         """Anneal for a number of moves, or until the deadline if that is 0, and leave the state at the best schedule.
 
-        That is the cheapest that fits, or the last one if none did. Ends early when the time is no more than
-        `enough`.
+        That is the cheapest that fits, or the one with the least excess if none does. Ends early when the time is no
+        more than `enough`. `warmth` is the temperature at first, in mean times of an op.
         """
         begin, done = time.monotonic(), 0
-        self._price, self._lost = self._start_price, 0
-        self._best, self._best_cost = None, 0
-        self._enter()
+        start = self.state.reruns()
+        start_over = self._begin(start)
         while (now := time.monotonic()) < deadline and (self._best is None or self._best_cost > enough):
             past = done / moves if moves else (now - begin) / (deadline - begin)
             if past >= 1:
                 break
-            self._batch(_WARMTH * self._mean_cost * (1 - past) ** 2)
+            self._batch(warmth * self._mean_cost * (1 - past) ** 2)
             done += _BATCH
+            if self._lost > _LOST if self._fitted else past > _FIRST:
+                self._go_back()
         if self._best is not None:
             self.state.replace(self._best)
+        elif start_over < self._over:
+            self.state.replace(start)
+
+    def _begin(self, start: set[Rerun]) -> float:
+        """Go on without reruns, or if that led nowhere before, from a schedule that fits; what the start is over."""
+        self._best = None
+        self._enter(start)
+        over = self._over
+        self._price, self._most_price = _PRICE_START * self._unit_price, _PRICE_MOST * self._unit_price
+        if self._best is not None and self._stuck:
+            self._price = _PRICE_BACK * self._unit_price
+        else:
+            self._fitted = False
+            self._enter(set())
+        return over
+
+    def _go_back(self) -> None:
+        """Go on from the best schedule, if one is known."""
+        if self._best is None:
+            return
+        if not self._fitted:
+            self._stuck = True
+            self._price = _PRICE_BACK * self._unit_price
+        self._enter(self._best)
 
     def _batch(self, warmth: float) -> None:
         """Some moves at one temperature and price; then the next price."""
@@ -96,23 +132,26 @@ class Annealer:
         for _ in range(_BATCH):
             self._step(warmth)
         if self._over:
-            self._price = min(self._price * _PRICE_STEP, _PRICE_MOST * self._start_price)
+            step = _PRICE_STEP if self._fitted else _PRICE_RISE
+            self._price *= step
+            if self._price > self._most_price:
+                self._price, self._most_price = self._unit_price, 2 * self._most_price
         else:
             self._price /= _PRICE_STEP
-        if self._best is not None and self._lost > _LOST:
-            self.state.replace(self._best)
-            self._enter()
 
     def _step(self, warmth: float) -> None:
         """One move, undone if it is refused."""
         self._log.clear()
         cost = self.state.cost
+        # Metropolis' rule with the chance drawn first: what cannot be accepted need not be tried.
+        allowed = warmth * self._random.expovariate(1)
+        self._dearest = cost + allowed + self._price * self._over
         self._move()
         if not self._log:
             return
         over = self._excess()
         rise = self.state.cost - cost + self._price * (over - self._over)
-        if rise <= 0 or self._random.random() < math.exp(-rise / warmth):
+        if rise <= allowed:
             self._over = over
             self._note()
         else:
@@ -122,7 +161,7 @@ class Annealer:
         """Keep the schedule if it is the best one that fits."""
         if self._over:
             return
-        self._lost = 0
+        self._lost, self._fitted = 0, True
         if self._best is None or self.state.cost < self._best_cost:
             self._best, self._best_cost = set(self._reruns), self.state.cost
 
@@ -184,9 +223,9 @@ class Annealer:
         self._run(stage, op, _DEPTH if self._random.random() < 0.7 else 0)
 
     def _run(self, stage: int, op: int, depth: int) -> None:
-        """Run an op again unless it runs in that stage; inputs that are gone too by chance, `depth` deep."""
+        """Run an op again unless it runs in that stage or is too dear; inputs that are gone too by chance, `depth` deep."""
         state, key = self.state, stage * self.state.n + op
-        if stage <= op or state.has(stage, op):
+        if stage <= op or state.has(stage, op) or state.cost + state.graph.cost[op] > self._dearest:
             return
         for p in state.graph.inputs[op] if depth else ():
             if state.ends[p][state.copy_at(p, key)] < key and self._random.random() < 0.5:
@@ -207,9 +246,10 @@ class Annealer:
 
     # The state and the list of its reruns.
 
-    def _enter(self) -> None:
-        """Start from the schedule that the state is."""
-        self._reruns = sorted(self.state.reruns())
+    def _enter(self, reruns: set[Rerun]) -> None:
+        """Go on from a schedule."""
+        self.state.replace(reruns)
+        self._reruns = sorted(reruns)
         self._places = {rerun: i for i, rerun in enumerate(self._reruns)}
         self._over = self._excess()
         self._note()

@@ -187,15 +187,16 @@ class _Run:
         if effort == "optimal" and len(self.graph) <= _SMALL:
             self._search()
         self._exchange(self._share(0.7), fit=True)
-        self._raise_bound(self._share(0.15))
+        # What is easy is proven here.
+        self._raise_bound(self._share(0.1))
         self._exchange(self._share(0.05))
-        self._anneal(self._share(0.7))
+        self._anneal(self._share(0.65))
         self._exchange(self.at(0.9), fit=True)
         for share in (1.0,) if effort == "balanced" else (0.2, 0.4, 1.0):
-            self._exchange(self._share(0.3 * share))
+            self._exchange(self._share(0.25 * share))
             self._raise_bound(self._share(share))
-        if effort == "optimal":
-            self._exchange(self.at(1))
+        # Only if the bound cannot be raised any more.
+        self._exchange(self.at(1))
 
     def _share(self, share: float) -> float:
         """The clock's time when a share of what is left of the limit is over."""
@@ -235,14 +236,21 @@ class _Run:
             state.replace(set())
             if self.searcher.repair(patience=patience, deadline=deadline):
                 self.searcher.prune()
+                # What fits will be improved otherwise: a second one is worth little time.
+                deadline = min(deadline, self.at(0.05))
             found.append((int(state.excess().sum()), state.cost, state.reruns()))
         state.replace(min(found, key=lambda f: f[:2])[2])
 
     def _anneal(self, deadline: float, *, moves: int = 0) -> None:
-        if not self.proven:
-            self.annealer.run(deadline=deadline, enough=self.bound, moves=moves)
-            if self.searcher.state.fits():
-                self.searcher.prune()
+        """One long annealing; of a small graph two shorter ones, of which one or the other may be trapped."""
+        begin = time.monotonic()
+        warmths = (0.5,) if moves or len(self.graph) > _LARGE else (1.0, 0.5)
+        for i, warmth in enumerate(warmths, 1):
+            if not self.proven:
+                end = begin + (deadline - begin) * i / len(warmths)
+                self.annealer.run(deadline=end, enough=self.bound, warmth=warmth, moves=moves)
+        if self.searcher.state.fits():
+            self.searcher.prune()
 
     def _exchange(self, deadline: float, *, fit: bool = False) -> None:
         if not self.proven:

@@ -25,7 +25,8 @@ left out.
 
 **Method.** Cutting planes: solve the program of the gates and crowded reruns so far, run what it runs again, each just
 before its first use in the block, and see where that is over the budget. The highest event is the next gate,
-or if it is a rerun before a gate, a crowded one. Few gates, well chosen, give most of the bound.
+or if it is a rerun before a gate, a crowded one; if it is that already, its block is cut down to one op. Few gates, well
+chosen, give most of the bound.
 
 **Exactness.** OR-Tools CP-SAT in integers; its bound is valid whenever it stops. Times are divided by their greatest common
 divisor, or more, rounded down, if their sum would not fit a double.
@@ -44,13 +45,14 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-import numpy as np
-
 from autoremat.solve._reruns import Rerun, Reruns
 from autoremat.solve._schedule import OpGraph
 
 _EXACT = 1 << 50
 """Sums of times in the program stay below this, with room for blocks: CP-SAT tells its bound as a double."""
+
+_LIGHT = 0.3
+"""What excess in the stage of a gate counts, beside excess elsewhere: another gate is easier to solve than a crowded rerun."""
 
 
 @cache
@@ -115,7 +117,7 @@ class Stages:
         status = solver.solve(self._model)
         bound = max(0, math.ceil(solver.best_objective_bound - 1e-6)) * self._unit
         if status not in (self._cp.OPTIMAL, self._cp.FEASIBLE):
-            return Relaxed(0 if status == self._cp.MODEL_INVALID else bound, set(), False)
+            return Relaxed(bound if status == self._cp.UNKNOWN else 0, set(), False)
         chosen = {(self._ends[k], v) for (k, v), run in self._runs.items() if solver.boolean_value(run)}
         return Relaxed(bound, chosen, status == self._cp.OPTIMAL)
 
@@ -202,20 +204,25 @@ class Bounder:
         """Add what forbids a relaxed choice of reruns; false if there is nothing to add."""
         state = Reruns(self._graph, self._budget)
         state.replace(self._placed(reruns, state))
-        excess = state.excess()
-        for at in np.argsort(-excess, kind="stable"):
-            if not excess[at]:
-                break
-            if self._forbid(*divmod(state.keys[at], state.n)):
+        over = {
+            divmod(state.keys[i], state.n): held for i, held in enumerate(state.excess().tolist()) if held
+        }
+        # What is near a gate counts less: gates that are apart are easier to solve, and so are gates than crowded reruns.
+        near = len({stage for stage, _ in over}) // (2 * len(self._gates) + 2)
+        close = {g + d for g in self._gates for d in range(-near, near + 1)}
+        for event in sorted(over, key=lambda e: (-over[e] * (_LIGHT if e[0] in close else 1), e)):
+            if self._forbid(*event):
                 return True
         return False
 
     def _forbid(self, stage: int, op: int) -> bool:
-        """Make an event's stage a gate, or its rerun crowded; false if both are done."""
+        """Make an event's stage a gate, its rerun crowded, or its block as short as can be; false if all that is done."""
         if stage not in self._gates:
             self._gates = sorted([*self._gates, stage])
         elif op != stage and (stage, op) not in self._crowded:
             self._crowded.add((stage, op))
+        elif stage and stage - 1 not in self._gates:
+            self._gates = sorted([*self._gates, stage - 1])
         else:
             return False
         return True
