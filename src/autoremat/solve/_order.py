@@ -186,7 +186,7 @@ class _Run:
             return
         if effort == "optimal" and len(self.graph) <= _SMALL:
             self._search()
-        self._exchange(self._share(0.7), fit=True)
+        self._exchange(self._share(0.85), fit=True)
         # What is easy is proven here.
         self._raise_bound(self._share(0.1))
         self._exchange(self._share(0.05))
