@@ -21,7 +21,6 @@ from autoremat.solve import (
 )
 from autoremat.solve._floor import floor
 from autoremat.solve._order import Effort
-from autoremat.solve._stages import Bounder
 from support.opgraphs import FOLDER, PUBLISHED, least_cost, op_graph, op_graphs
 
 
@@ -58,13 +57,10 @@ def test_optimal_equals_enumeration(graph: OpGraph, data: st.DataObject) -> None
 
 @settings(max_examples=60)
 @given(op_graphs(), st.data())
-def test_no_schedule_is_below_the_bound_or_the_floor(graph: OpGraph, data: st.DataObject) -> None:
+def test_no_schedule_is_below_the_floor(graph: OpGraph, data: st.DataObject) -> None:
     budget = data.draw(budgets(graph))
-    least = least_cost(graph, budget)
     if floor(graph).nbytes > budget:
-        assert least is None
-    if least is not None:
-        assert graph.base_cost + Bounder(graph, budget).run(deadline=math.inf) <= least
+        assert least_cost(graph, budget) is None
 
 
 @pytest.mark.parametrize("effort", ["fast", "balanced"])

@@ -15,8 +15,8 @@ rerun to another stage.
 **Schedule.** A move is accepted by Metropolis' rule at a temperature that falls quadratically (Kirkpatrick,
 Gelatt, Vecchi, *Science* 220, 1983). The price, in time units per byte, rises while the schedule is over the budget and falls
 while it fits (strategic oscillation; Glover, *Decision Sciences* 8, 1977), so the search walks along the
-border. It starts without reruns, at a low price: that ends lower than what is grown around greedy choices. A search that has
-not fitted for long goes back to the best schedule; at first, if it knows one, it is given more time.
+border. A fresh search starts without reruns, at a low price: that ends lower than what is grown around greedy choices. A
+search that has not fitted for long goes back to the best schedule; at first, if it knows one, it is given more time.
 
 **Optimality.** None claimed. The same seed and number of moves give the same schedule; with a deadline
 alone, as many moves as fit are made.
@@ -27,6 +27,7 @@ to 30,000 moves a second on graphs of 1000 to 100 ops.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 
@@ -42,14 +43,16 @@ _PRICE_RISE = 1.01
 _PRICE_START = 0.2
 """Price at first: this share of the base time buys all that the schedule without reruns is over."""
 _PRICE_BACK = 1.0
-"""The same, when the search first goes back to a schedule that it was given."""
+"""The same, when the search goes on from a schedule that it was given."""
 _PRICE_MOST = 100.0
 """The same, when nothing moves any more: the price falls to where it started, and may rise twice as high next time."""
-_LOST = 3_000
+_LOST = 10_000
 """Moves without a fitting schedule after which the search goes back to the best one."""
-_FIRST = 0.35
+_FIRST = 0.5
 """Share of the search in which it may find a fitting schedule by itself."""
 _LUMP = 0.2
+_HOT = 250
+"""Up to so many ops the temperature starts at the mean time of an op; above, it falls with the root of their number."""
 _DEPTH = 3
 """How many ops deep a move may run inputs again."""
 
@@ -67,7 +70,7 @@ class Annealer:
         self._reruns: list[Rerun] = []
         self._places: dict[Rerun, int] = {}
         self._log: list[tuple[bool, Rerun]] = []
-        self._mean_cost = graph.base_cost / len(graph)
+        self._warmth = graph.base_cost / len(graph) * min(1.0, math.sqrt(_HOT / len(graph)))
         bare = int(Reruns(graph, state.budget).excess().sum())
         self._unit_price = graph.base_cost / max(1, bare)
         self._price = self._most_price = self._unit_price
@@ -77,25 +80,23 @@ class Annealer:
         self._lost = 0
         # A schedule that takes more time would be refused.
         self._dearest = 0.0
-        # Whether a run that started without reruns never fitted.
-        self._stuck = False
         # Whether a schedule has fitted since a run began.
         self._fitted = False
 
-    def run(self, *, deadline: float, enough: int, warmth: float = 0.5, moves: int = 0) -> None:
+    def run(self, *, deadline: float, enough: int, fresh: bool = True, moves: int = 0) -> None:
         """Anneal for a number of moves, or until the deadline if that is 0, and leave the state at the best schedule.
 
         That is the cheapest that fits, or the one with the least excess if none does. Ends early when the time is no
-        more than `enough`. `warmth` is the temperature at first, in mean times of an op.
+        more than `enough`. A search that is not `fresh` starts from the schedule at hand.
         """
         begin, done = time.monotonic(), 0
         start = self.state.reruns()
-        start_over = self._begin(start)
+        start_over = self._begin(start, fresh)
         while (now := time.monotonic()) < deadline and (self._best is None or self._best_cost > enough):
             past = done / moves if moves else (now - begin) / (deadline - begin)
             if past >= 1:
                 break
-            self._batch(warmth * self._mean_cost * (1 - past) ** 2)
+            self._batch(self._warmth * (1 - past) ** 2)
             done += _BATCH
             if self._lost > _LOST if self._fitted else past > _FIRST:
                 self._go_back()
@@ -104,13 +105,13 @@ class Annealer:
         elif start_over < self._over:
             self.state.replace(start)
 
-    def _begin(self, start: set[Rerun]) -> float:
-        """Go on without reruns, or if that led nowhere before, from a schedule that fits; what the start is over."""
+    def _begin(self, start: set[Rerun], fresh: bool) -> float:
+        """Go on without reruns, or from a schedule that fits; returns what the start is over."""
         self._best = None
         self._enter(start)
         over = self._over
         self._price, self._most_price = _PRICE_START * self._unit_price, _PRICE_MOST * self._unit_price
-        if self._best is not None and self._stuck:
+        if self._best is not None and not fresh:
             self._price = _PRICE_BACK * self._unit_price
         else:
             self._fitted = False
@@ -122,7 +123,6 @@ class Annealer:
         if self._best is None:
             return
         if not self._fitted:
-            self._stuck = True
             self._price = _PRICE_BACK * self._unit_price
         self._enter(self._best)
 

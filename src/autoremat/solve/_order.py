@@ -159,6 +159,8 @@ class _Run:
         self.neighbourhoods = Neighbourhoods(self.searcher, workers=workers)
         self.annealer = Annealer(self.searcher.state)
         self.bounder = Bounder(graph, budget_bytes)
+        # Whether greedy repair found a schedule that fits.
+        self.easy = False
         self.small: tuple[int, ...] | None = None
 
     def at(self, share: float) -> float:
@@ -236,19 +238,17 @@ class _Run:
             state.replace(set())
             if self.searcher.repair(patience=patience, deadline=deadline):
                 self.searcher.prune()
+                self.easy = True
                 # What fits will be improved otherwise: a second one is worth little time.
                 deadline = min(deadline, self.at(0.05))
             found.append((int(state.excess().sum()), state.cost, state.reruns()))
         state.replace(min(found, key=lambda f: f[:2])[2])
 
     def _anneal(self, deadline: float, *, moves: int = 0) -> None:
-        """One long annealing; of a small graph two shorter ones, of which one or the other may be trapped."""
-        begin = time.monotonic()
-        warmths = (0.5,) if moves or len(self.graph) > _LARGE else (1.0, 0.5)
-        for i, warmth in enumerate(warmths, 1):
-            if not self.proven:
-                end = begin + (deadline - begin) * i / len(warmths)
-                self.annealer.run(deadline=end, enough=self.bound, warmth=warmth, moves=moves)
+        if self.proven:
+            return
+        # Where greedy repair gets stuck, annealing would too, without a schedule that fits.
+        self.annealer.run(deadline=deadline, enough=self.bound, fresh=self.easy, moves=moves)
         if self.searcher.state.fits():
             self.searcher.prune()
 
