@@ -48,6 +48,8 @@ _PRICE_MOST = 100.0
 """The same, when nothing moves any more: the price falls to where it started, and may rise twice as high next time."""
 _LOST = 10_000
 """Moves without a fitting schedule after which the search goes back to the best one."""
+_STRAY = 3_000
+"""The same for a search that is not fresh: it may never fit again by itself."""
 _FIRST = 0.5
 """Share of the search in which it may find a fitting schedule by itself."""
 _LUMP = 0.2
@@ -98,7 +100,7 @@ class Annealer:
                 break
             self._batch(self._warmth * (1 - past) ** 2)
             done += _BATCH
-            if self._lost > _LOST if self._fitted else past > _FIRST:
+            if self._lost > (_LOST if fresh else _STRAY) if self._fitted else past > _FIRST:
                 self._go_back()
         if self._best is not None:
             self.state.replace(self._best)

@@ -159,8 +159,8 @@ class _Run:
         self.neighbourhoods = Neighbourhoods(self.searcher, workers=workers)
         self.annealer = Annealer(self.searcher.state)
         self.bounder = Bounder(graph, budget_bytes)
-        # Whether greedy repair found a schedule that fits.
-        self.easy = False
+        # Whether greedy repair ended without a schedule that fits though it had time.
+        self.stuck = True
         self.small: tuple[int, ...] | None = None
 
     def at(self, share: float) -> float:
@@ -238,9 +238,11 @@ class _Run:
             state.replace(set())
             if self.searcher.repair(patience=patience, deadline=deadline):
                 self.searcher.prune()
-                self.easy = True
+                self.stuck = False
                 # What fits will be improved otherwise: a second one is worth little time.
                 deadline = min(deadline, self.at(0.05))
+            elif time.monotonic() >= deadline:
+                self.stuck = False
             found.append((int(state.excess().sum()), state.cost, state.reruns()))
         state.replace(min(found, key=lambda f: f[:2])[2])
 
@@ -248,7 +250,7 @@ class _Run:
         if self.proven:
             return
         # Where greedy repair gets stuck, annealing would too, without a schedule that fits.
-        self.annealer.run(deadline=deadline, enough=self.bound, fresh=self.easy, moves=moves)
+        self.annealer.run(deadline=deadline, enough=self.bound, fresh=not self.stuck, moves=moves)
         if self.searcher.state.fits():
             self.searcher.prune()
 
