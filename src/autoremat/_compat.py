@@ -244,6 +244,11 @@ def _traced(wrapped: Any, avals: Sequence[Any]) -> tuple[Jaxpr, list[Any]]:
     return hoist_constants(open_jaxpr(jaxpr)[0]), list(consts)  # JAX >= 0.12 has hoisted them already
 
 
+def defined_at(called: Any) -> str:
+    """The name of the function that a jaxpr was traced from, and where it is defined."""
+    return str(open_jaxpr(called)[0].debug_info.func_src_info)
+
+
 def debug_info(what: str, fun: Callable[..., Any], args: Any, kwargs: Any, **statics: Any) -> Any:
     """JAX's record of which function and arguments a trace is for: error messages use it."""
     return _api_util.debug_info(what, fun, args, kwargs, **statics)

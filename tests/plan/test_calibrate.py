@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,8 @@ from jax.sharding import Mesh, PartitionSpec
 import autoremat as ar
 from autoremat.cost import device, graph_costs, graph_flops, op_key, priced
 from autoremat.graph._trace import trace_graph
+from autoremat.plan._candidates import build_variants
+from autoremat.plan._trace import trace
 
 WIDTH = 64
 
@@ -105,7 +106,7 @@ def test_flops_alone_are_the_price() -> None:
     chip = device("tpu:v5e")
     graph, _ = trace_graph(jax.make_jaxpr(lambda x, w: (x @ w).max(-1))(ARGS[1], ARGS[0][0]))
     by_flops = graph_costs(graph, priced(chip, "flops"))
-    rate = max(chip.matrix_flops_per_s.values())
+    rate = chip.matrix_rate("bfloat16")
     assert sum(by_flops) == pytest.approx(graph_flops(graph) / rate * 1e12, abs=2)
     assert by_flops[1] / by_flops[0] < 0.1 * graph_costs(graph, chip)[1] / graph_costs(graph, chip)[0]
     assert priced(chip, None) is chip
@@ -114,8 +115,13 @@ def test_flops_alone_are_the_price() -> None:
 def test_a_plan_by_flops() -> None:
     plan = ar.plan(loss, *ARGS, budget="90%", costs="flops", effort="fast")
     assert any("priced by its FLOPs alone" in n for n in plan.notes)
-    points = ar.frontier(loss, *ARGS, costs="flops").points
-    assert all(a.recompute_flops <= b.recompute_flops for a, b in itertools.pairwise(points))
+    traced, chip = trace(loss, ARGS, (0,)), device("tpu:v5e")
+    by_flops, by_rates = (
+        [s.flops for s in next(build_variants(traced, on, ("barrier",))).path.states]
+        for on in (priced(chip, "flops"), chip)
+    )
+    assert by_flops == sorted(by_flops)
+    assert by_rates != by_flops
 
 
 def test_a_table_is_saved_and_loaded(table: ar.CostTable, tmp_path: Path) -> None:
@@ -152,8 +158,10 @@ def test_bad_input(table: ar.CostTable, tmp_path: Path) -> None:
         ar.calibrate(lambda x: x, ARGS[1])
     with pytest.raises(ar.CostTableError, match=r"measured on 'gpu:h100', and the plan is for 'cpu'"):
         ar.plan(loss, *ARGS, budget="90%", costs=replace(table, target="gpu:h100"))
-    with pytest.raises(ar.CostTableError, match=r"`costs`: got 'bytes', and it is a CostTable .* or 'flops'"):
+    with pytest.raises(ar.CostTableError, match=r"`costs` must be a CostTable .* or 'flops'; got 'bytes'"):
         ar.plan(loss, *ARGS, budget="90%", costs="bytes")  # type: ignore[arg-type]
+    with pytest.raises(ar.CostTableError, match=r"`costs` must be a CostTable .*; got \{'seconds': 1\}"):
+        ar.plan(loss, *ARGS, budget="90%", costs={"seconds": 1})  # type: ignore[arg-type]
     with pytest.raises(ar.CostTableError, match=r"has \d+ operations, and none of the \d+ of `other`"):
         ar.plan(other, jnp.ones((7, 3)), budget="90%", costs=table)
 

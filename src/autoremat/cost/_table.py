@@ -104,15 +104,15 @@ def priced(device: Device, costs: Costs) -> Device:
         return costs.price(device)
     if costs != "flops":
         raise CostTableError(
-            f"`costs`: got {costs!r}, and it is a CostTable of `autoremat.calibrate`, or 'flops'. Cheapest fix: leave it out for the "
-            "published rates."
+            f"`costs` must be a CostTable of `autoremat.calibrate`, or 'flops'; got {costs!r}. Cheapest fix: leave it out, for the published "
+            "rates."
         )
     return _by_flops(device)
 
 
 def _by_flops(device: Device) -> Device:
-    """The device at one rate for all arithmetic, that of its fastest unit, to which memory and links add nothing."""
-    rate = max(device.vector_flops_per_s, *device.matrix_flops_per_s.values())
+    """The device at one rate for all arithmetic, that of its products in bfloat16, to which memory and links add nothing."""
+    rate = device.matrix_rate("bfloat16")
     return replace(
         device,
         memory_bandwidth=math.inf,

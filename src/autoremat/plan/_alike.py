@@ -10,18 +10,26 @@ from weakref import WeakKeyDictionary
 
 from autoremat._compat import Jaxpr
 from autoremat.plan._segments import Span, signature
+from autoremat.transform._jaxpr import all_eqns
 
 
 class Alike:
-    """Hands out one jaxpr for all parts of the same structure."""
+    """Hands out one jaxpr for all parts of the same structure.
+
+    `token` stands for it in the keys of JAX's caches, which would keep it alive.
+    """
 
     def __init__(self) -> None:
+        self.token = object()
         self._of_span: WeakKeyDictionary[Jaxpr, dict[Span, Jaxpr]] = WeakKeyDictionary()
         self._of_kind: dict[str, Jaxpr] = {}
 
     def one_for(self, part: Jaxpr, whole: Jaxpr, span: Span) -> Jaxpr:
-        """The first part that was like this one, which is `span` of `whole`. A part with effects stands for itself."""
-        if part.effects:
+        """The first part that was like this one, which is `span` of `whole`.
+
+        A part with effects stands for itself, and so does one with a `custom_vjp`: what its rule keeps is not seen in the program.
+        """
+        if part.effects or any(e.primitive.name == "custom_vjp_call" for e in all_eqns(part)):
             return part
         known = self._of_span.setdefault(whole, {})
         if span not in known:

@@ -57,11 +57,15 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to cut the program into stages and to fence them (see `transform._fence`), with its path of plans."""
+    """One way to cut the program into stages and to fence them (see `transform._fence`), with its path of plans.
+
+    Variants of one `partition` differ in what views cost alone, and in fences.
+    """
 
     name: str
     fence: str
     path: Path
+    partition: str = ""
 
 
 @dataclass
@@ -110,6 +114,7 @@ class Candidates:
     _alike: Alike = field(default_factory=Alike, init=False)
 
     def __post_init__(self) -> None:
+        self.device = priced(self.target.device, self.costs)
         key = (
             self.traced.fingerprint,
             self.program.key,
@@ -119,7 +124,6 @@ class Candidates:
             jax.config.read("jax_enable_x64"),
         )
         self.record = record_for(key)
-        self.device = priced(self.target.device, self.costs)
         if isinstance(self.costs, CostTable):
             self.notes = (coverage(self.costs, self.traced),)
         elif self.costs:
@@ -230,9 +234,10 @@ LOOP_FENCES_OF_ACCELERATORS = LoopFences(one="barrier", several="barrier")
 
 
 SPARED_TAIL = {"tpu": 0.03}
-"""Of each platform, how small the last stage is, as a share of what all stages can give back, that is left as it is.
+"""Of each platform, how small the last stage is, as a share of what all stages can give back, that is also tried as it is.
 
-A TPU's compiler keeps one carry more where a barrier stands between a loop and the loss.
+A TPU's compiler keeps one carry more where a barrier stands between a loop and the loss. Where it recomputes everything else, it may
+rather fuse a last stage that is recomputed into what reads it.
 """
 
 
@@ -244,7 +249,10 @@ def fences_for(platform: str, *, divided: bool) -> tuple[str, ...]:
 def build_variants(
     traced: Traced, on: Device, fences: Sequence[str], shards: Shards = WHOLE, spared_tail: float = 0.0
 ) -> Iterator[Variant]:
-    """Cut the program into stages in each promising way, solve the stages, and order the plans."""
+    """Cut the program into stages in each promising way, solve the stages, and order the plans.
+
+    The first partition also comes with its last stage as it is, if that can give back less than the share `spared_tail` of what all can.
+    """
     builder = Builder(on, shards)
     active = set(traced.differentiated)
     # Everything that the caller passes in is alive until the gradient is done.
@@ -252,8 +260,7 @@ def build_variants(
     seen: set[Any] = set()
 
     def build(spans: Sequence[Span]) -> Staged:
-        program, _ = builder.program(traced.jaxpr, spans, active, free, 1, "")
-        return program.without_tail(spared_tail)
+        return builder.program(traced.jaxpr, spans, active, free, 1, "")[0]
 
     for name, spans in partitions(traced.jaxpr, shards, active):
         for halve in (False, True) if any(s.loop for s in spans) else (False,):
@@ -268,17 +275,21 @@ def build_variants(
             yield from _fenced(label, program, fences if first else fences[:1])
             if first:
                 builder.free_views = True
-                program = build(spans)
+                viewed = build(spans)
                 builder.free_views = False
-                yield from _fenced(f"{label}, views for nothing", program, fences)
+                yield from _fenced(label, viewed, fences, ", views for nothing")
+                spared = f"{label}, last stage as it is"
+                for one, how in ((program, ""), (viewed, ", views for nothing")):
+                    if (headed := one.without_tail(spared_tail)) is not one:
+                        yield from _fenced(spared, headed, fences, how)
 
 
-def _fenced(label: str, program: Staged, fences: Sequence[str]) -> Iterator[Variant]:
+def _fenced(partition: str, program: Staged, fences: Sequence[str], how: str = "") -> Iterator[Variant]:
     """The variants of a staged program: with the first kind of fence, and with the others where fences matter."""
     path = build_path(program)
     for number, fence in enumerate(fences):
         if number == 0 or _fences_matter(program):
-            yield Variant(label, fence, path)
+            yield Variant(partition + how, fence, path, partition)
 
 
 def _fences_matter(program: Staged) -> bool:

@@ -249,7 +249,7 @@ def plan(
 
     **Raises:** `BudgetError` if the budget cannot be read; `InfeasibleBudgetError` if nothing fits, with the lowest peak
     reached and what sets it; `DifferentiationError` if there is nothing to differentiate or the result is no scalar;
-    `CompileError`; `TargetError`; `CostTableError` if `costs` is none, or of another device or program; `PlanMismatchError` if several processes (`jax.distributed`) find different plans.
+    `CompileError`; `TargetError`; `CostTableError` if `costs` are no prices, or of another device or program; `PlanMismatchError` if several processes (`jax.distributed`) find different plans.
     """
     candidates = prepare(fun, args, argnums, has_aux, target, compiler_options, progress, costs)
     wanted = parse_budget(budget, "autoremat.plan")
@@ -433,8 +433,8 @@ def _infeasible(candidates: Candidates, search: Search, limit: int, what: str) -
     op = name_floor(candidates, candidates.decisions(lowest.variant, lowest.index)).text
     return InfeasibleBudgetError(
         f"`{what}({candidates.traced.name}, budget=...)`: got {limit:,} bytes, but the lowest compiled peak "
-        f"reached is {floor:,} bytes, {proof or _tried(search)}. {op + ' ' if op else ''}Cheapest fix: a budget of at least {floor:,} "
-        f"bytes, or {_SMALLER if op else 'a smaller batch'}.",
+        f"reached is {floor:,} bytes, {proof or _tried(candidates, search)}. {op + ' ' if op else ''}Cheapest fix: a budget of at least {floor:,} "
+        f"bytes, or {_SMALLER if op and not proof else 'a smaller batch'}.",
         floor_bytes=floor,
         budget_bytes=limit,
         op=op,
@@ -444,14 +444,13 @@ def _infeasible(candidates: Candidates, search: Search, limit: int, what: str) -
 _SMALLER = "what makes that operation smaller: a smaller batch, a fused kernel in its place, sharding"
 
 
-def _tried(search: Search) -> str:
+def _tried(candidates: Candidates, search: Search) -> str:
     """How far a search came that found nothing."""
     if not search.exhausted:
         return "for any recomputation tried"
-    return (
-        f"of the {search.compiles} plans compiled; more are left, so this is no proof: "
-        'effort="optimal", or calling again, tries them'
-    )
+    known = len(candidates.record.measured) - 1
+    more = "" if search.effort == "optimal" else ', effort="optimal"'
+    return f"of {known} plan{'s' * (known != 1)} compiled, where the search ended, so this is no proof: calling again{more} tries more"
 
 
 def _proof(candidates: Candidates, use: MemoryUse, limit: int) -> str:

@@ -62,7 +62,7 @@ class Search:
     compiles: int = field(default=0, init=False)
     interrupted: bool = field(default=False, init=False)
     _failures: int = field(default=0, init=False)
-    _fences: Sequence[str] = field(default=(), init=False)
+    _kinds: Sequence[tuple[str, str]] = field(default=(), init=False)
 
     def run(self) -> Measured | None:
         """The best plan that fits, or `None`. Interrupted (Ctrl-C), the best one until then; without one, the interrupt goes on."""
@@ -111,7 +111,7 @@ class Search:
 
     def _paths(self) -> list[Path]:
         variants = list(itertools.islice(self.candidates.variants(), 1 if self.effort == "fast" else None))
-        self._fences = [v.fence for v in variants]
+        self._kinds = [(v.partition, v.fence) for v in variants]
         return [v.path for v in variants]
 
     def _measure(self, variant: int, index: int) -> Measured | None:
@@ -203,23 +203,17 @@ class Search:
         ]
         enough = whole[high] if high < len(whole) else part.stop
         near = [i for i in tried if i <= enough] + [i for i in tried if i > enough][:1]
-        return next(
-            (
-                i
-                for i in near
-                if self._expected(variant, path, i) <= self.budget and self._twin(variant, path, i) is None
-            ),
-            None,
-        )
+        return next((i for i in near if self._expected(variant, path, i) <= self.budget), None)
 
     def _bracket(self, variant: int, path: Path, whole: Sequence[int]) -> tuple[int, int]:
         """Positions among the `whole` plans of the last not expected to fit, or a near one, and of the first that is.
 
-        The last of all and the middle are looked at first: most paths have nothing that fits and recomputes less than what other
-        paths have.
+        The last of all, the middle, and between them are looked at first: most paths have nothing that fits and recomputes less than
+        what other paths have. At the highest effort every bracket is narrowed.
         """
         low, high, like, guesses = -1, len(whole), None, 0
-        if all(self._expected(variant, path, whole[i]) > self.budget for i in (-1, high // 2) if whole):
+        probes = (-1, high // 2, 3 * high // 4) if whole and self.effort != "optimal" else ()
+        if probes and all(self._expected(variant, path, whole[i]) > self.budget for i in probes):
             return high - 1, high
         while not self._is_narrow(path, whole, low, high):
             if like is None or guesses >= PATIENCE:
@@ -280,8 +274,8 @@ class Search:
         return predicted * showed * (1 - slack)
 
     def _twin(self, variant: int, path: Path, index: int) -> Measured | None:
-        """The compiled plan that differs from another one in views alone, as far as bytes, FLOPs and prediction tell: a compiler
-        makes one program of both."""
+        """The compiled plan of the same partition that differs from another one in views alone, as far as bytes, FLOPs and prediction
+        tell: a compiler makes one program of both."""
         state, predicted = path.states[index], self.candidates.predicted(variant, index)
         return next(
             (
@@ -289,8 +283,8 @@ class Search:
                 for m in self._known()
                 if (m.nbytes, m.flops) == (state.nbytes, state.flops)
                 and m.index >= 0
-                and m.variant < len(self._fences)
-                and self._fences[m.variant] == self._fences[variant]
+                and m.variant < len(self._kinds)
+                and self._kinds[m.variant] == self._kinds[variant]
                 and self.candidates.predicted(m.variant, m.index) == predicted
             ),
             None,
@@ -308,8 +302,9 @@ class Search:
         Predictions may be wrong for all of a path alike, so what recomputes everything once is compiled of each path first.
         """
         for variant, path in enumerate(paths):
-            if not self.exhausted or self.floor() is None:
-                self._measure(variant, path.flat - 1)
+            last = path.flat - 1
+            if (not self.exhausted or self.floor() is None) and self._twin(variant, path, last) is None:
+                self._measure(variant, last)
         looked_at = [(v, i) for v, path in enumerate(paths) for i in _spread(path)]
         while self.best() is None and not self.exhausted:
             expected = [

@@ -18,12 +18,12 @@ from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autoremat._compat import DropVar, Jaxpr, JaxprEqn, Var, new_jaxpr
+from autoremat._compat import DropVar, Jaxpr, JaxprEqn, Var, defined_at, new_jaxpr
 from autoremat.cost import is_fusible
 from autoremat.graph import fingerprint
 from autoremat.graph._trace import trace_graph
 from autoremat.sharding import Shards
-from autoremat.transform._jaxpr import free_vars, is_var, subjaxprs
+from autoremat.transform._jaxpr import OWN_DERIVATIVES, all_eqns, free_vars, is_var, subjaxprs
 
 _WINDOWS = frozenset({"reduce_window_max", "reduce_window_min", "reduce_window"})
 
@@ -234,9 +234,12 @@ def halves(
 
 
 def signature(jaxpr: Jaxpr) -> str:
-    """A name for the structure of a sub-program."""
+    """A name for the structure of a sub-program: of what it computes, and of the functions in it that have derivatives of their own."""
     graph, _ = trace_graph(jaxpr, source_of=lambda eqn: "")
-    return fingerprint(graph)
+    own = [e for e in all_eqns(jaxpr) if e.primitive.name in OWN_DERIVATIVES]
+    return " ".join(
+        [fingerprint(graph), *(defined_at(e.params[OWN_DERIVATIVES[e.primitive.name]]) for e in own)]
+    )
 
 
 def groupings(jaxpr: Jaxpr, shards: Shards, active: set[Var]) -> list[tuple[str, list[Span]]]:

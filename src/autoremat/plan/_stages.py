@@ -100,10 +100,7 @@ class Program:
                 yield from node.body.stages()
 
     def without_tail(self, share: float) -> Program:
-        """The same with its last stage left as it is, if that is in no loop and can give back less than this share of what all can.
-
-        What it keeps is read again at once, when the backward pass begins.
-        """
+        """The same with its last stage left as it is, if that is in no loop and can give back less than this share of what all can."""
         tail = self.nodes[-1] if self.nodes else None
         if not isinstance(tail, Stage) or tail.movable_bytes >= share * movable_bytes(self.stages()):
             return self

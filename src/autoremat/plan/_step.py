@@ -242,7 +242,10 @@ class PlannedStep:
             return planned_function(traced, found, self._alike)
 
         seen: list[str] = []
-        with _context((*self.decisions.items(), self._alike)), gradients_through(_Through(decide)):
+        with (
+            _context((*self.decisions.items(), self._alike and self._alike.token)),
+            gradients_through(_Through(decide)),
+        ):
             yield
         if seen and not used:
             raise PlanMismatchError(
