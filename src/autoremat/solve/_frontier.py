@@ -16,7 +16,7 @@ proven bound and `gap` says how far it can be from the points.
 **Between the points.** Identical layers flip at the same price, so neighbours on the hull can lie far apart.
 `splices` takes the decisions of one for what is made early and of the other for what is made late. These
 plans are not optimal in general; how far off they can be is what `lower_bound` tells. `pareto` adds plans in
-which the step of one edge of the hull is taken before its turn.
+which the step of one edge of the hull is taken before its turn, and vertices with one value less.
 
 **Complexity.** A cut and two O(n) walks per hull point; a walk per splice. No library: the recursion is ours.
 """
