@@ -29,13 +29,15 @@ def use(peak: int) -> MemoryUse:
 class Numbers:
     """Candidates: of each variant the compiled and the predicted peaks of its plans; plan `i` costs `i + 1` and keeps less than `i - 1`.
 
-    A compiled peak of `None`: the compiler runs out of memory. The last `nested` plans of each path have nested checkpoints.
+    A compiled peak of `None`: the compiler runs out of memory. The last `nested` plans of each path have nested checkpoints. `alike`: all
+    variants are of one partition.
     """
 
     peaks: Sequence[Sequence[int | None]]
     guesses: Sequence[Sequence[int]]
     whole: int = 10**6
     nested: int = 0
+    alike: bool = False
     record: Record = field(default_factory=Record)
     compiled: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
@@ -47,7 +49,8 @@ class Numbers:
                 for i in range(len(peaks))
             )
             program: Any = Program
-            yield Variant(str(number), "barrier", Path(program, states, ()))
+            partition = "one" if self.alike else str(number)
+            yield Variant(str(number), "barrier", Path(program, states, ()), partition)
 
     def predicted(self, variant: int, index: int) -> int:
         return self.whole if index < 0 else self.guesses[variant][index]
@@ -255,7 +258,7 @@ def test_an_interrupt_leaves_the_best_plan_so_far(variants: list[list[tuple[int,
 def test_what_differs_in_views_alone_is_compiled_once() -> None:
     """Two variants with the same bytes, FLOPs and predictions: what did not fit of the one is not tried of the other."""
     peaks = [1003 - i for i in range(20)]
-    numbers = Numbers([peaks, peaks], [[990 - i for i in range(20)]] * 2)
+    numbers = Numbers([peaks, peaks], [[990 - i for i in range(20)]] * 2, alike=True)
     _, found = search(numbers, 1000)
     assert found is not None
     assert found.use.peak_bytes <= 1000

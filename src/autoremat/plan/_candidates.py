@@ -59,7 +59,7 @@ class Measured:
 class Variant:
     """One way to cut the program into stages and to fence them (see `transform._fence`), with its path of plans.
 
-    Variants of one `partition` differ in what views cost alone, and in fences.
+    Variants of one `partition` differ in what views cost, in whether a small last stage is left as it is, and in fences.
     """
 
     name: str
@@ -278,10 +278,9 @@ def build_variants(
                 viewed = build(spans)
                 builder.free_views = False
                 yield from _fenced(label, viewed, fences, ", views for nothing")
-                spared = f"{label}, last stage as it is"
                 for one, how in ((program, ""), (viewed, ", views for nothing")):
                     if (headed := one.without_tail(spared_tail)) is not one:
-                        yield from _fenced(spared, headed, fences, how)
+                        yield from _fenced(label, headed, fences, f", last stage as it is{how}")
 
 
 def _fenced(partition: str, program: Staged, fences: Sequence[str], how: str = "") -> Iterator[Variant]:

@@ -36,6 +36,9 @@ HOPEFUL = {"fast": 4, "balanced": 4, "optimal": 60}
 NEAR = 0.25
 """... but by no more than this share of the distance, in kept bytes, from a plan that was compiled."""
 
+SAME = 0.001
+"""Plans of one partition with equal predictions, whose recomputed FLOPs differ by no more than this share, are one to a compiler."""
+
 PATIENCE = 4
 """Guesses from what is kept, before a bracket is halved: what is alive besides differs little from plan to plan."""
 
@@ -268,32 +271,36 @@ class Search:
         like = self._nearest(variant, nbytes)
         if like is None:
             return predicted * (1 - slack)
-        if like.variant == variant:
+        if self._kind(like.variant) == self._kind(variant):
             slack = min(slack, NEAR * abs(like.nbytes - nbytes) / self.budget)
         showed = like.use.peak_bytes / self.candidates.predicted(like.variant, like.index)
         return predicted * showed * (1 - slack)
 
     def _twin(self, variant: int, path: Path, index: int) -> Measured | None:
-        """The compiled plan of the same partition that differs from another one in views alone, as far as bytes, FLOPs and prediction
-        tell: a compiler makes one program of both."""
+        """The compiled plan of another variant of the same partition that differs in views alone, or in a last stage that hardly
+        matters, as far as FLOPs and prediction tell: a compiler makes nearly one program of both."""
         state, predicted = path.states[index], self.candidates.predicted(variant, index)
         return next(
             (
                 m
                 for m in self._known()
-                if (m.nbytes, m.flops) == (state.nbytes, state.flops)
-                and m.index >= 0
-                and m.variant < len(self._kinds)
-                and self._kinds[m.variant] == self._kinds[variant]
+                if m.index >= 0
+                and m.variant != variant
+                and self._kind(m.variant) == self._kind(variant)
+                and abs(m.flops - state.flops) <= SAME * state.flops
                 and self.candidates.predicted(m.variant, m.index) == predicted
             ),
             None,
         )
 
+    def _kind(self, variant: int) -> tuple[str, str] | None:
+        """Partition and fence of a variant; `None` for one of another effort, which this one does not look at."""
+        return self._kinds[variant] if variant < len(self._kinds) else None
+
     def _nearest(self, variant: int, nbytes: int) -> Measured | None:
-        """The compiled plan that keeps most nearly so much; one of the same way to stage the program, if there is one."""
+        """The compiled plan that keeps most nearly so much; one of the same partition and fence, if there is one."""
         plans = [m for m in self._known() if m.index >= 0]
-        own = [m for m in plans if m.variant == variant]
+        own = [m for m in plans if self._kind(m.variant) == self._kind(variant)]
         return min(own or plans, key=lambda m: abs(m.nbytes - nbytes), default=None)
 
     def _reach_bottom(self, paths: Sequence[Path]) -> None:
