@@ -109,10 +109,8 @@ def test_budget_below_the_floor(budget: Any) -> None:
     text = str(error)
     assert f"got {wanted:,} bytes" in text
     assert f"the lowest compiled peak reached is {error.floor_bytes:,} bytes" in text
-    assert (
-        f"Cheapest fix: a budget of at least {error.floor_bytes:,} bytes, or what makes that operation smaller: a smaller batch, a"
-        in text
-    )
+    assert "proven that none fits" in text
+    assert f"Cheapest fix: a budget of at least {error.floor_bytes:,} bytes, or a smaller batch." in text
     # The operation is named with its operands and its line, and its bytes were compiled.
     assert error.op in text
     named = re.search(r"is `(\w+)` on \((.*?)\) at (\S+) .*compiled alone it takes ([\d,]+) bytes", error.op)

@@ -316,8 +316,12 @@ def test_a_budget_below_what_must_be_kept_is_proven_infeasible() -> None:
 
 
 def test_where_nothing_is_proven_it_is_not_said() -> None:
-    with pytest.raises(ar.InfeasibleBudgetError, match="for any recomputation tried"):
+    with pytest.raises(ar.InfeasibleBudgetError, match="for any recomputation tried") as refused:
         ar.plan(unrolled, *arguments(), budget=4 * (2 * LAYERS * WIDTH + BATCH) * WIDTH + 200, effort="fast")
+    assert (
+        "or what makes that operation smaller: a smaller batch, a fused kernel in its place, sharding."
+        in str(refused.value)
+    )
 
 
 def test_a_search_that_ended_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
