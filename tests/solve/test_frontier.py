@@ -172,17 +172,6 @@ def test_identical_layers_are_spliced_one_by_one() -> None:
     assert [(q.nbytes, q.cost) for q in pareto(p)] == [(64 - 8 * i, 10 * i) for i in range(9)]
 
 
-def test_one_value_of_an_edge_is_dropped_alone() -> None:
-    """Splices take the first or the last values of an edge, never the one in the middle alone."""
-    sizes = (4, 8, 4)
-    rows = [((0,), (i + 1,), size) for i, size in enumerate(sizes)]
-    kept = {i + 1: (Storage("device", size, 0),) for i, size in enumerate(sizes)}
-    p = problem(rows, storages=kept, outputs=(1, 2, 3), demanded=(1, 2, 3))
-    assert [(q.nbytes, q.cost) for q in frontier(p).points] == [(16, 0), (0, 16)]
-    pairs = [(q.nbytes, q.cost) for q in pareto(p)]
-    assert pairs == [(16, 0), (12, 4), (8, 8), (4, 12), (0, 16)]
-
-
 def test_splice_positions_are_bounded() -> None:
     p = layered(600, seed=0, jitter=0)
     a, b = frontier(p).points[0], frontier(p).points[-1]

@@ -16,7 +16,7 @@ proven bound and `gap` says how far it can be from the points.
 **Between the points.** Identical layers flip at the same price, so neighbours on the hull can lie far apart.
 `splices` takes the decisions of one for what is made early and of the other for what is made late. These
 plans are not optimal in general; how far off they can be is what `lower_bound` tells. `pareto` adds plans in
-which the step of one edge of the hull is taken before its turn, and vertices with one value less.
+which the step of one edge of the hull is taken before its turn.
 
 **Complexity.** A cut and two O(n) walks per hull point; a walk per splice. No library: the recursion is ours.
 """
@@ -271,8 +271,8 @@ def _undominated(plans: Iterable[Assignment]) -> list[Assignment]:
 def pareto(
     problem: Problem, *, found: Frontier | None = None, limit: int = SPLICES
 ) -> tuple[Assignment, ...]:
-    """Return the points of the frontier, splices between them, steps out of order and points with one value less, by
-    falling bytes and rising cost.
+    """Return the points of the frontier, splices between them and steps out of order, by falling bytes and rising
+    cost.
 
     **Arguments:**
 
@@ -291,7 +291,6 @@ def pareto(
         share = int(budget * (a.nbytes - b.nbytes) / width)
         plans += _splices(judge, a, b, min(limit, share))
     plans += _out_of_order(judge, known, int(budget))
-    plans += _one_less(judge, found, int(budget))
     return tuple(_undominated(plans))
 
 
@@ -309,23 +308,5 @@ def _out_of_order(judge: Judge, known: Sequence[Assignment], limit: int) -> list
         keep |= {v: s for v, s in after.items() if before.get(v) != s}
         plan = _closed(judge, keep, _tie(known[first], known[last]))
         if plan is not None and plan.nbytes < known[i].nbytes:
-            plans.append(plan)
-    return plans
-
-
-def _one_less(judge: Judge, found: Frontier, limit: int) -> list[Assignment]:
-    """The points, each with one of its values dropped; the largest values first, `limit` plans at most.
-
-    A step of the hull may drop two values at once that a budget wants apart, and of two that are worth nearly the same either one.
-    """
-    drops = (
-        (p, v, price)
-        for p, (_, price) in zip(found.points[:-1], found.prices, strict=False)
-        for v in sorted(p.keep, key=lambda v: -judge.problem.graph.values[v].nbytes)
-    )
-    plans: list[Assignment] = []
-    for p, v, price in islice(drops, limit):
-        plan = _closed(judge, {u: s for u, s in p.keep.items() if u != v}, Fraction(price))
-        if plan is not None and plan.nbytes < p.nbytes:
             plans.append(plan)
     return plans
