@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autoremat.solve import OpGraph, simulate
 from autoremat.solve._anneal import Annealer
 from autoremat.solve._reruns import Rerun, Reruns
-from support.opgraphs import least_cost, op_graph, op_graphs
+from support.opgraphs import least_cost, op_graph, op_graphs, random_graph
 
 
 def annealed(state: Reruns, *, seed: int = 0, moves: int = 2000) -> set[Rerun]:
@@ -54,11 +54,7 @@ def test_it_leaves_what_is_dearer() -> None:
 def test_the_same_seed_and_moves_give_the_same_schedule() -> None:
     rng = random.Random(1)
     n = 40
-    graph = OpGraph(
-        nbytes=tuple(rng.randint(1, 99) for _ in range(n)),
-        cost=tuple(rng.randint(1, 99) for _ in range(n)),
-        inputs=tuple(tuple(sorted(rng.sample(range(v), min(v, rng.randint(1, 2))))) for v in range(n)),
-    )
+    graph = random_graph(rng, n, most=99)
     budget = round(0.8 * simulate(graph, range(n)).peak_bytes)
     one, two = (annealed(Reruns(graph, budget)) for _ in range(2))
     assert one == two

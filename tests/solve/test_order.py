@@ -21,7 +21,7 @@ from autoremat.solve import (
 )
 from autoremat.solve._floor import floor
 from autoremat.solve._order import Effort
-from support.opgraphs import FOLDER, PUBLISHED, least_cost, op_graph, op_graphs
+from support.opgraphs import FOLDER, PUBLISHED, least_cost, op_graph, op_graphs, random_graph
 
 
 def check(graph: OpGraph, budget: int, found: ScheduleResult) -> None:
@@ -69,11 +69,7 @@ def test_other_efforts_keep_budget_and_bound(effort: Effort) -> None:
     for seed in range(12):
         rng = random.Random(seed)
         n = 12
-        graph = OpGraph(
-            nbytes=tuple(rng.randint(1, 9) for _ in range(n)),
-            cost=tuple(rng.randint(1, 9) for _ in range(n)),
-            inputs=tuple(tuple(sorted(rng.sample(range(v), min(v, rng.randint(1, 2))))) for v in range(n)),
-        )
+        graph = random_graph(rng, n, most=9)
         budget = round(0.8 * simulate(graph, range(n)).peak_bytes)
         least = least_cost(graph, budget)
         if least is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -98,3 +99,12 @@ def _closed(
             elif not needs[op] & ~kept and held[other] <= budget_bytes:
                 heapq.heappush(work, (spent + graph.cost[op], other))
     return best
+
+
+def random_graph(rng: random.Random, n: int, *, most: int) -> OpGraph:
+    """A graph of `n` ops with one or two inputs each, the first without; bytes and costs from 1 to `most`."""
+    return OpGraph(
+        nbytes=tuple(rng.randint(1, most) for _ in range(n)),
+        cost=tuple(rng.randint(1, most) for _ in range(n)),
+        inputs=tuple(tuple(sorted(rng.sample(range(v), min(v, rng.randint(1, 2))))) for v in range(n)),
+    )
