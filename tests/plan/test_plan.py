@@ -552,6 +552,34 @@ def test_a_small_last_stage_may_be_left_as_it_is(length: int, *, spared: bool) -
     assert all([type(n) for n in v.path.program.nodes] == [Loop] for v in without)
 
 
+def test_products_alone_are_worth_keeping() -> None:
+    """So solved, a layer first keeps what `dots_saveable` does; what it recomputes has its price all the same."""
+
+    def attend(q: Any, k: Any) -> Any:
+        return jax.nn.softmax(q @ k.T, -1) @ k
+
+    def fun(q: Any, k: Any) -> Any:
+        return jnp.sin(attend(q, k)).sum()
+
+    shape = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    traced = trace(fun, (shape, shape), (0,))
+    chip = device("gpu:h100")
+    assert not any("products" in v.name for v in build_variants(traced, chip, ("barrier",)))
+    found = list(build_variants(traced, chip, ("barrier",), products_alone=True))
+    (alone,) = [v for v in found if "all but products for nothing" in v.name]
+    first = alone.path.states[0]
+    stage = next(alone.path.program.stages())
+    kept = stage.options[0].policy
+    assert kept is not None
+    primitives = [traced.jaxpr.eqns[op].primitive.name for op, _, _ in kept.keep if op >= 0]
+    assert set(primitives) <= {"dot_general"}
+    assert first.cost > 0
+    assert first.flops > 0
+    # The same bytes cost no less than where everything has its price.
+    plain = found[0].path
+    assert first.cost >= min(s.cost for s in plain.states if s.nbytes <= first.nbytes)
+
+
 def test_unrolled_layers_give_back_what_is_recomputed() -> None:
     """On every version, also where the compiler drops barriers before it schedules (CPU, JAX 0.10)."""
 

@@ -160,6 +160,15 @@ def test_what_no_prediction_promises_is_tried_all_the_same() -> None:
     assert found.use.peak_bytes <= 815
 
 
+def test_what_no_prediction_promises_is_tried_until_something_fits() -> None:
+    """Everything recomputed fits in the second variant: the third is not compiled for it."""
+    numbers = Numbers([[900, 800], [900, 400], [900, 300]], [[9000, 9000]] * 3)
+    _, found = search(numbers, 500)
+    assert found is not None
+    assert found.variant == 1
+    assert (2, 1) not in numbers.compiled
+
+
 def test_a_compiler_that_runs_out_of_memory() -> None:
     peaks: list[int | None] = [None, None, None, *falling(20)[3:]]
     numbers = Numbers([peaks], [falling(20)])

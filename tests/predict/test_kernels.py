@@ -90,6 +90,30 @@ def test_products_that_compute_their_operands() -> None:
     assert run(twice, X, compiler=tpu).count("exp") == 1
 
 
+def test_slices_that_a_loop_reads_of_a_stack() -> None:
+    """On GPUs a slice is a copy where something else than arithmetic reads it: a barrier, a product."""
+    gpu = Compiler(name="GPU", copies_slices=True)
+
+    def body_of(step: Callable[..., Any]) -> Program:
+        def fun(x: Any, rows: Any) -> Any:
+            return lax.scan(lambda c, row: (step(c, row), None), x, rows)[0]
+
+        scan = next(
+            i for i in flat(fun, X, jax.ShapeDtypeStruct((3, 64, 64), jnp.float32)).instructions if i.inner
+        )
+        return scan.inner[0]
+
+    def behind(c: Any, row: Any) -> Any:
+        return c + lax.optimization_barrier(row)
+
+    for step, more in ((lambda c, row: c * 2 + row, 0), (behind, 1), (lambda c, row: c @ row, 1)):
+        body = body_of(step)
+        assert len(body.slices) == 1
+        assert names(kernels(body, PLAIN)).count("dynamic_slice") == 0
+        assert names(kernels(body, gpu)).count("dynamic_slice") == more
+    assert flat(lambda x, y: x + y, X, X).slices == ()
+
+
 def test_a_checkpoint_puts_one_barrier_before_its_backward_pass() -> None:
     def loss(x: Any) -> Any:
         return jax.checkpoint(lambda y: jnp.sin(jnp.sin(y)))(x).sum()

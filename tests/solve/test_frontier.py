@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -11,7 +12,18 @@ import pytest
 from benchmarks.synthetic import layered
 from hypothesis import given, settings
 
-from autoremat.solve import Assignment, Problem, Storage, close, cut, evaluate, frontier, pareto, splices
+from autoremat.solve import (
+    Assignment,
+    Problem,
+    Storage,
+    close,
+    cut,
+    evaluate,
+    frontier,
+    pareto,
+    repriced,
+    splices,
+)
 from autoremat.solve._frontier import _hull
 from support.graphs import every_plan, hull, problem, problems, random_problem, staircase
 
@@ -192,3 +204,23 @@ def test_pareto_holds_no_more_than_enumeration(p: Problem) -> None:
     best = dict(staircase(plans))
     for b, c in pairs:
         assert c >= min(cost for nbytes, cost in best.items() if nbytes <= b)
+
+
+@given(problems())
+def test_plans_judged_at_other_prices(p: Problem) -> None:
+    """What is optimal where half of the operations cost nothing: none of it is below the true frontier, and its hull is its own."""
+    gratis = replace(p, op_cost=tuple(0 if i % 2 else c for i, c in enumerate(p.op_cost)))
+    if not every_plan(p):
+        return
+    solved = pareto(gratis)
+    points, prices = repriced(p, solved)
+    pairs = [(q.nbytes, q.cost) for q in points]
+    assert points == [evaluate(p, q.keep) for q in points]
+    assert pairs == staircase([(q.nbytes, evaluate(p, q.keep).cost) for q in solved])[::-1]
+    assert list(prices) == hull(pairs)
+    best = staircase(every_plan(p))
+    assert all(cost >= min(c for b, c in best if b <= nbytes) for nbytes, cost in pairs)
+    for (nbytes, cost), (low, high) in prices.items():
+        for other_bytes, other in pairs:
+            for price in (low, high if high != math.inf else low + 1):
+                assert cost + price * nbytes <= other + price * other_bytes

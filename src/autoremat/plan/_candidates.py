@@ -144,8 +144,14 @@ class Candidates:
         if self.record.source is None:
             shards = self.program.shards
             fences = fences_for(self.target.platform, divided=bool(shards.mesh))
-            spared = SPARED_TAIL.get(self.target.platform, 0.0)
-            self.record.source = build_variants(self.traced, self.device, fences, shards, spared)
+            self.record.source = build_variants(
+                self.traced,
+                self.device,
+                fences,
+                shards,
+                spared_tail=SPARED_TAIL.get(self.target.platform, 0.0),
+                products_alone=self.target.platform in PRODUCTS_ALONE,
+            )
         while len(self.record.variants) <= number and (found := next(self.record.source, None)) is not None:
             self.record.variants.append(found)
         self.record.seconds += time.perf_counter() - start
@@ -241,17 +247,28 @@ rather fuse a last stage that is recomputed into what reads it.
 """
 
 
+PRODUCTS_ALONE = frozenset({"cuda", "rocm"})
+"""Platforms whose compilers fuse all of a softmax from a product to the next: where its middle is kept, both it and the product are in memory."""
+
+
 def fences_for(platform: str, *, divided: bool) -> tuple[str, ...]:
     """The kinds of fences to try. XLA for CPUs drops barriers before it merges what equals, where it divides a program among devices."""
     return ("dependence",) if platform == "cpu" and divided else FENCES[platform]
 
 
 def build_variants(
-    traced: Traced, on: Device, fences: Sequence[str], shards: Shards = WHOLE, spared_tail: float = 0.0
+    traced: Traced,
+    on: Device,
+    fences: Sequence[str],
+    shards: Shards = WHOLE,
+    *,
+    spared_tail: float = 0.0,
+    products_alone: bool = False,
 ) -> Iterator[Variant]:
     """Cut the program into stages in each promising way, solve the stages, and order the plans.
 
-    The first partition also comes with its last stage as it is, if that can give back less than the share `spared_tail` of what all can.
+    The first partition also comes with its last stage as it is, if that can give back less than the share `spared_tail` of what all can, and
+    with `products_alone` solved as if all but products cost nothing to run again.
     """
     builder = Builder(on, shards)
     active = set(traced.differentiated)
@@ -274,10 +291,13 @@ def build_variants(
             label = f"{name}, loop bodies in two stages" if halve else name
             yield from _fenced(label, program, fences if first else fences[:1])
             if first:
-                builder.free_views = True
+                builder.gratis = "views"
                 viewed = build(spans)
-                builder.free_views = False
                 yield from _fenced(label, viewed, fences, ", views for nothing")
+                if products_alone:
+                    builder.gratis = "all but products"
+                    yield from _fenced(f"{label}, all but products for nothing", build(spans), fences[:1])
+                builder.gratis = "nothing"
                 for one, how in ((program, ""), (viewed, ", views for nothing")):
                     if (headed := one.without_tail(spared_tail)) is not one:
                         yield from _fenced(label, headed, fences, f", last stage as it is{how}")

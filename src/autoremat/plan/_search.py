@@ -310,6 +310,8 @@ class Search:
         """
         for variant, path in enumerate(paths):
             last = path.flat - 1
+            if self.best() is not None:
+                return
             if (not self.exhausted or self.floor() is None) and self._twin(variant, path, last) is None:
                 self._measure(variant, last)
         looked_at = [(v, i) for v, path in enumerate(paths) for i in _spread(path)]

@@ -18,11 +18,18 @@ from autoremat.cost import Device, graph_costs, graph_flops, op_cost
 from autoremat.graph._trace import trace_graph
 from autoremat.plan._segments import Span, dependents, groupings, halves, signature, subjaxpr, units
 from autoremat.sharding import WHOLE, Shards, propagate
-from autoremat.solve import Assignment, frontier, pareto
+from autoremat.solve import Assignment, frontier, pareto, repriced
 from autoremat.transform._derived import carry_alone
 from autoremat.transform._jaxpr import is_var
 from autoremat.transform._linearize import Joint, linearize
-from autoremat.transform._planned import JointProblem, PlannedPolicy, forward_jaxpr, planned_policy, pose
+from autoremat.transform._planned import (
+    Gratis,
+    JointProblem,
+    PlannedPolicy,
+    forward_jaxpr,
+    planned_policy,
+    pose,
+)
 from autoremat.transform._split import may_run_again
 
 MAX_OPTIONS = 32
@@ -129,14 +136,14 @@ class Builder:
 
     Equal stages are solved once: `solved` maps their structure to their options.
 
-    With `halve_loops` the body of a loop is two stages, else it is one. With `free_views` views cost nothing to make again
-    (see `transform._planned.pose`).
+    With `halve_loops` the body of a loop is two stages, else it is one. What is `gratis` counts nothing when a stage is solved (see
+    `transform._planned.Gratis`); its options have the costs of all.
     """
 
     device: Device
     shards: Shards = WHOLE
     halve_loops: bool = False
-    free_views: bool = False
+    gratis: Gratis = "nothing"
     solved: dict[Any, _Solved] = field(default_factory=dict)
     ops: int = 0
 
@@ -186,12 +193,11 @@ class Builder:
         self, part: Jaxpr, nonzero: tuple[bool, ...], free: tuple[bool, ...], shared: tuple[int, ...]
     ) -> _Solved:
         divided = tuple(map(self.shards.of, (*part.invars, *(v for e in part.eqns for v in e.outvars))))
-        key = (signature(part), nonzero, free, shared, self.free_views, divided if any(divided) else ())
+        key = (signature(part), nonzero, free, shared, self.gratis, divided if any(divided) else ())
         if key not in self.solved:
             joint = linearize(part, nonzero)
             shards = self._shards_of(part, joint)
-            posed = pose(joint, self.device, free, shared, free_views=self.free_views, shards=shards)
-            options = _options(posed, self.device) if any(joint.nonzero_outs) else ()
+            options = self._options(joint, free, shared, shards) if any(joint.nonzero_outs) else ()
             once, _ = trace_graph(part, source_of=lambda eqn: "", shards=self.shards)
             self.solved[key] = _Solved(
                 options=options,
@@ -201,6 +207,15 @@ class Builder:
                 forward_flops=graph_flops(once),
             )
         return self.solved[key]
+
+    def _options(
+        self, joint: Joint, free: tuple[bool, ...], shared: tuple[int, ...], shards: Shards
+    ) -> tuple[Option, ...]:
+        posed = pose(joint, self.device, free, shared, shards=shards)
+        if self.gratis == "nothing":
+            return _options(posed, self.device)
+        other = pose(joint, self.device, free, shared, gratis=self.gratis, shards=shards)
+        return _options(posed, self.device, other)
 
     def _shards_of(self, part: Jaxpr, joint: Joint) -> Shards:
         """How the values of the joint program are divided: its inputs and outputs are those of the part."""
@@ -283,11 +298,17 @@ def _reads_after(jaxpr: Jaxpr, spans: Sequence[Span]) -> list[set[Any]]:
 # -------------------------------------------------------------------------------------------------------------- options
 
 
-def _options(posed: JointProblem, device: Device) -> tuple[Option, ...]:
-    """The Pareto set of a stage as options, by falling bytes; the hull's vertices, and splices thinned out."""
-    found = frontier(posed.problem)
-    vertices = {(p.nbytes, p.cost): price for p, price in zip(found.points, found.prices, strict=True)}
-    points = [*pareto(posed.problem, found=found)]
+def _options(posed: JointProblem, device: Device, solved: JointProblem | None = None) -> tuple[Option, ...]:
+    """The Pareto set of a stage as options, by falling bytes; the hull's vertices, and splices thinned out.
+
+    `solved`: the same problem at other prices, of which the Pareto set is, where that is not `posed` itself.
+    """
+    if solved is None:
+        found = frontier(posed.problem)
+        points: Sequence[Assignment] = pareto(posed.problem, found=found)
+        vertices = {(p.nbytes, p.cost): price for p, price in zip(found.points, found.prices, strict=True)}
+    else:
+        points, vertices = repriced(posed.problem, pareto(solved.problem))
     chosen = _thin(points, set(vertices))
     return tuple(_option(posed, p, vertices.get((p.nbytes, p.cost)), device) for p in chosen)
 

@@ -14,12 +14,14 @@ class Compiler:
     - `library_reductions`: reductions in float32 are calls of a library, which takes few of the operations around it; otherwise
         they fuse with what they reduce.
     - `products_take_operands`: what computes an operand of a product element by element is computed inside its kernel.
+    - `copies_slices`: what an iteration of a loop reads of a stack is a copy in memory where it is not computed on at once.
     """
 
     name: str
     keeps_barriers: bool = True
     library_reductions: bool = False
     products_take_operands: bool = False
+    copies_slices: bool = False
 
 
 XLA_CPU = Compiler(name="XLA for CPUs", library_reductions=True)
@@ -31,5 +33,5 @@ XLA_CPU_0_10 = Compiler(name="XLA for CPUs, JAX 0.10", keeps_barriers=False, lib
 XLA_TPU = Compiler(name="XLA for TPUs", products_take_operands=True)
 """A first guess, which compilations correct, as is the next."""
 
-XLA_GPU = Compiler(name="XLA for GPUs")
+XLA_GPU = Compiler(name="XLA for GPUs", copies_slices=True)
 """Products are calls of libraries, or kernels with few operations around them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -65,8 +65,9 @@ GATHER, SCATTER = "all_gather", "reduce_scatter"
 """What devices exchange where they divide values otherwise than work."""
 
 
-def flatten(jaxpr: Jaxpr, division: Divided) -> Program:
-    """The flat program of an open jaxpr; its constants come first among the inputs. Sizes are those of one device."""
+def flatten(jaxpr: Jaxpr, division: Divided, sliced: Collection[Var] = ()) -> Program:
+    """The flat program of an open jaxpr; its constants come first among the inputs. Sizes are those of one device. `sliced` are the inputs
+    that an iteration of a loop reads of stacks."""
     live, _ = dce(jaxpr, [True] * len(jaxpr.outvars))
     flattener = _Flattener(division)
     inputs = [flattener.value(v) for v in (*live.constvars, *live.invars)]
@@ -78,6 +79,9 @@ def flatten(jaxpr: Jaxpr, division: Divided) -> Program:
         instructions=tuple(flattener.instructions),
         inputs=tuple(inputs),
         outputs=tuple(v for v in outs if isinstance(v, int)),
+        slices=tuple(
+            value for v, value in zip(live.invars, inputs[len(live.constvars) :], strict=True) if v in sliced
+        ),
     )
     return without_dead_code(program)
 
@@ -341,9 +345,9 @@ def _inside(eqn: JaxprEqn, division: Divided) -> tuple[tuple[Program, ...], int]
     name, params = eqn.primitive.name, eqn.params
     if name == "scan":
         body, _ = open_jaxpr(params["jaxpr"])
-        num_carry = scan_sizes(params)[1]
+        num_consts, num_carry = scan_sizes(params)
         stacked = sum(division.shards.nbytes(v) for v in body.outvars[num_carry:] if is_var(v))
-        return (flatten(body, division),), stacked
+        return (flatten(body, division, body.invars[num_consts + num_carry :]),), stacked
     if name == "while":
         return tuple(_inner(params[p], division) for p in ("cond_jaxpr", "body_jaxpr")), 0
     if name == "cond":

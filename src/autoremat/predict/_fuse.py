@@ -19,6 +19,7 @@ from autoremat.predict._program import (
     Instruction,
     Program,
     post_order,
+    with_copied_slices,
     without_barriers,
 )
 
@@ -55,6 +56,8 @@ def kernels(program: Program, compiler: Compiler) -> Program:
     """A program without dead code as the kernels that a compiler makes of it: each instruction reads and writes arrays in memory."""
     if not compiler.keeps_barriers:
         program = without_barriers(program)
+    if compiler.copies_slices:
+        program = with_copied_slices(program)
     program = _products_as_they_are_wanted(program)
     if compiler.library_reductions:
         program = with_library_calls(program)

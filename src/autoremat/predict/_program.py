@@ -41,13 +41,15 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Instructions on values of `nbytes[v]` bytes and `rank[v]` dimensions."""
+    """Instructions on values of `nbytes[v]` bytes and `rank[v]` dimensions. `slices` are the inputs that an iteration of a loop reads of
+    stacks."""
 
     nbytes: tuple[int, ...]
     rank: tuple[int, ...]
     instructions: tuple[Instruction, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    slices: tuple[int, ...] = ()
 
     def makers(self) -> list[int]:
         """For each value the instruction that makes it; -1 for an input."""
@@ -100,6 +102,22 @@ def without_barriers(program: Program) -> Program:
             kept.append(replace(instruction, inputs=inputs))
     outputs = tuple(same.get(v, v) for v in program.outputs)
     return replace(program, instructions=tuple(kept), outputs=outputs)
+
+
+def with_copied_slices(program: Program) -> Program:
+    """Let what reads a slice of a stack read a copy of it."""
+    nbytes, rank = list(program.nbytes), list(program.rank)
+    copies: dict[int, int] = {}
+    for v in program.slices:
+        copies[v] = len(nbytes)
+        nbytes.append(program.nbytes[v])
+        rank.append(program.rank[v])
+    made = [
+        Instruction(primitive="dynamic_slice", inputs=(v,), outputs=(copy,)) for v, copy in copies.items()
+    ]
+    kept = [replace(e, inputs=tuple(copies.get(v, v) for v in e.inputs)) for e in program.instructions]
+    found = replace(program, nbytes=tuple(nbytes), rank=tuple(rank), instructions=(*made, *kept))
+    return without_dead_code(found)
 
 
 def post_order(roots: Sequence[int], operands: Sequence[Sequence[int]]) -> list[int]:

@@ -19,6 +19,7 @@ from autoremat.solve._evaluate import evaluate as evaluate
 from autoremat.solve._frontier import Frontier as Frontier
 from autoremat.solve._frontier import frontier as frontier
 from autoremat.solve._frontier import pareto as pareto
+from autoremat.solve._frontier import repriced as repriced
 from autoremat.solve._frontier import splices as splices
 from autoremat.solve._order import NoScheduleFoundError as NoScheduleFoundError
 from autoremat.solve._order import ScheduleResult as ScheduleResult

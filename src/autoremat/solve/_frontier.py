@@ -207,6 +207,21 @@ def _hull(points: Iterable[Assignment]) -> tuple[list[Assignment], list[Assignme
     return hull, middle
 
 
+def repriced(
+    problem: Problem, plans: Iterable[Assignment]
+) -> tuple[list[Assignment], dict[tuple[int, int], tuple[Price, Price]]]:
+    """Plans for other costs of the same operations, judged by those of `problem`.
+
+    Returns those that no other one beats, by falling bytes and rising cost, and for each vertex of their lower convex hull, by bytes and cost,
+    the prices at which it is the best of them.
+    """
+    judge = Judge(problem)
+    best = _undominated(judge.evaluate(p.keep) for p in plans)
+    hull, _ = _hull(best)
+    ties = [Fraction(0), *(_tie(a, b) for a, b in pairwise(hull)), math.inf]
+    return best, {(p.nbytes, p.cost): prices for p, prices in zip(hull, pairwise(ties), strict=True)}
+
+
 def splices(problem: Problem, a: Assignment, b: Assignment, *, limit: int = SPLICES) -> list[Assignment]:
     """Return plans strictly between `a` and `b`, which keeps fewer bytes than `a` at a higher cost.
 

@@ -10,15 +10,24 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from autoremat._compat import Jaxpr, Var, effect_may_repeat, new_jaxpr
 from autoremat._errors import BudgetError, InfeasibleBudgetError
-from autoremat.cost import Cost, Device, device, device_for_backend, graph_costs, seconds
-from autoremat.graph import Graph, Value, fingerprint
+from autoremat.cost import (
+    REDUCTION,
+    Cost,
+    Device,
+    device,
+    device_for_backend,
+    graph_costs,
+    is_fusible,
+    seconds,
+)
+from autoremat.graph import Graph, Op, Value, fingerprint
 from autoremat.graph._trace import Division, trace_graph
 from autoremat.solve import Assignment, Problem, Storage, cut, evaluate, frontier, pareto
 from autoremat.storage import codecs_for
@@ -80,6 +89,13 @@ def parse_budget(budget: int | str, where: str) -> Budget:
 
 # ------------------------------------------------------------------------------------------------ the joint graph, priced
 
+Gratis = Literal["nothing", "views", "all but products"]
+"""What costs nothing to run again. Of two values of one size, of which the second is made of the first by what is gratis, the first is kept.
+
+`"views"`: what only rearranges its operand, in place of one picosecond. `"all but products"`: what is computed element by element, and
+reductions, so that products alone are worth keeping, as under `dots_saveable`.
+"""
+
 
 @dataclass(frozen=True, eq=False)
 class JointProblem:
@@ -127,13 +143,13 @@ def pose(
     free: Sequence[bool],
     shared: Iterable[int] = (),
     *,
-    free_views: bool = False,
+    gratis: Gratis = "nothing",
     shards: Division | None = None,
 ) -> JointProblem:
     """Price a joint program for a device, or for several that divide its values as `shards` say.
 
-    `shared` are positions of outputs that are kept on somebody else's account (the next stage reads them as its input). With
-    `free_views`, what only rearranges its operand costs nothing in place of one picosecond: then what it rearranges is kept.
+    `shared` are positions of outputs that are kept on somebody else's account (the next stage reads them as its input). What is
+    `gratis` costs nothing to run again (see `Gratis`).
     """
     graph, ids = joint_graph(joint, free, shards)
     variables: list[Any] = [None] * len(graph.values)
@@ -142,10 +158,18 @@ def pose(
     paid_elsewhere = {ids[joint.outs[i]] for i in shared if is_var(joint.outs[i])}
     storages = tuple(storages_of(v, target, paid_elsewhere=v.id in paid_elsewhere) for v in graph.values)
     costs = graph_costs(graph, target)
-    if free_views:
-        costs = tuple(0 if cost <= 1 else cost for cost in costs)
+    if gratis != "nothing":
+        costs = tuple(
+            0 if _is_gratis(op, cost, gratis) else cost for op, cost in zip(graph.ops, costs, strict=True)
+        )
     problem = Problem(graph=graph, op_cost=costs, storages=storages)
     return JointProblem(problem, tuple(variables), fingerprint(graph))
+
+
+def _is_gratis(op: Op, cost: int, gratis: Gratis) -> bool:
+    if gratis == "views":
+        return cost <= 1
+    return is_fusible(op.primitive) or op.primitive in REDUCTION
 
 
 def storages_of(value: Value, target: Device, *, paid_elsewhere: bool) -> tuple[Storage, ...]:
