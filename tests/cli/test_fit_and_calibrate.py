@@ -75,6 +75,13 @@ def test_calibrate_as_json(model: Path, call: Call):
     assert any(key.startswith("dot_general") for key in data["seconds"])
 
 
+def test_costs_that_are_no_file(model: Path, call: Call):
+    result = call("plan", f"{model}:example", "--budget", "60%", "--costs", "FLOPS")
+    assert result.code == codes.FAILED
+    assert "there is no file FLOPS" in result.words
+    assert "made, or flops" in result.words
+
+
 def test_a_table_that_is_none(model: Path, call: Call, tmp_path: Path):
     bad = tmp_path / "costs.json"
     bad.write_text(json.dumps({"version": 7}))

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from autoremat._errors import CostTableError
 from autoremat.cli._input import Example, Spec, load_example, read_argnums, read_spec
 from autoremat.cost import Costs, CostTable
 
@@ -28,6 +29,11 @@ target_option = click.option(
 def _read_costs(context: click.Context, parameter: click.Parameter, value: str | None) -> Costs:
     if value is None or value == "flops":
         return value
+    if not Path(value).exists():
+        raise CostTableError(
+            f"there is no file {value}: --costs takes one that `autoremat calibrate --out` made, or flops. Cheapest fix: leave it out, for the "
+            "published rates."
+        )
     return CostTable.load(value)
 
 

@@ -52,7 +52,7 @@ BOTTOM = 8
 """Plans of the second half of a path that are looked at where none is predicted to fit, ..."""
 
 HOPE = 1.2
-"""... and that are compiled if their expected peak is at most this multiple of the budget."""
+"""... and that are compiled if their expected peak is at most this multiple of the budget. What recomputes everything: of the floor."""
 
 
 @dataclass
@@ -306,26 +306,37 @@ class Search:
     def _reach_bottom(self, paths: Sequence[Path]) -> None:
         """Nothing is predicted to fit: compile, of what is looked at, what is expected to need least, until something fits.
 
-        Predictions may be wrong for all of a path alike, so what recomputes everything once is compiled of each path first.
+        Predictions may be wrong for all of a path alike, so what recomputes everything once is compiled first, of each path that may need
+        little more than the others.
         """
-        for variant, path in enumerate(paths):
-            last = path.flat - 1
+        bottoms = [(v, path.flat - 1) for v, path in enumerate(paths)]
+        bottoms.sort(key=lambda b: self._expected(b[0], paths[b[0]], b[1]))
+        for number, (variant, index) in enumerate(bottoms):
             if self.best() is not None:
                 return
-            if (not self.exhausted or self.floor() is None) and self._twin(variant, path, last) is None:
-                self._measure(variant, last)
+            if number == 0 or self._may_be_floor(variant, paths[variant], index):
+                self._measure(variant, index)
         looked_at = [(v, i) for v, path in enumerate(paths) for i in _spread(path)]
         while self.best() is None and not self.exhausted:
             expected = [
                 (self._expected(v, paths[v], i), v, i)
                 for v, i in looked_at
-                if (v, i) not in self.candidates.record.measured
+                if (v, i) not in self.candidates.record.measured and self._twin(v, paths[v], i) is None
             ]
             if not expected or min(expected)[0] > HOPE * self.budget:
                 return
             _, variant, index = min(expected)
             looked_at.remove((variant, index))
             self._measure(variant, index)
+
+    def _may_be_floor(self, variant: int, path: Path, index: int) -> bool:
+        """Whether a plan is not known to the compiler, and may need no more than the least that was compiled, if predictions are wrong."""
+        floor = self.floor()
+        if floor is None:
+            return True
+        if self.exhausted or self._twin(variant, path, index) is not None:
+            return False
+        return self._expected(variant, path, index) <= HOPE * floor.use.peak_bytes
 
 
 def _spread(path: Path) -> list[int]:
