@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 import autoremat
 from autoremat.cli import _errors as codes
 from support.cli import Call
@@ -75,11 +77,12 @@ def test_calibrate_as_json(model: Path, call: Call):
     assert any(key.startswith("dot_general") for key in data["seconds"])
 
 
-def test_costs_that_are_no_file(model: Path, call: Call):
-    result = call("plan", f"{model}:example", "--budget", "60%", "--costs", "FLOPS")
+@pytest.mark.parametrize("costs", ["FLOPS", "f" * 300, "."])
+def test_costs_that_are_no_file(model: Path, call: Call, costs: str):
+    result = call("plan", f"{model}:example", "--budget", "60%", "--costs", costs)
     assert result.code == codes.FAILED
-    assert "there is no file FLOPS" in result.words
-    assert "made, or flops" in result.words
+    assert f"cannot read the cost table {costs}" in result.words
+    assert "--costs takes a file that `autoremat calibrate --out` made, or flops" in result.words
 
 
 def test_a_table_that_is_none(model: Path, call: Call, tmp_path: Path):

@@ -30,7 +30,7 @@ class Numbers:
     """Candidates: of each variant the compiled and the predicted peaks of its plans; plan `i` costs `i + 1` and keeps less than `i - 1`.
 
     A compiled peak of `None`: the compiler runs out of memory. The last `nested` plans of each path have nested checkpoints. `alike`: all
-    variants are of one partition.
+    variants are of one partition. `equal`: what has the same index decides the same.
     """
 
     peaks: Sequence[Sequence[int | None]]
@@ -38,6 +38,7 @@ class Numbers:
     whole: int = 10**6
     nested: int = 0
     alike: bool = False
+    equal: bool = False
     record: Record = field(default_factory=Record)
     compiled: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
@@ -54,6 +55,9 @@ class Numbers:
 
     def predicted(self, variant: int, index: int) -> int:
         return self.whole if index < 0 else self.guesses[variant][index]
+
+    def same(self, one: tuple[int, int], other: tuple[int, int]) -> bool:
+        return self.equal and one[1] == other[1]
 
     def measure(self, variant: int, index: int) -> Measured:
         key = (0, -1) if index < 0 else (variant, index)
@@ -177,6 +181,26 @@ def test_what_recomputes_everything_is_compiled_where_it_may_be_the_floor() -> N
     assert numbers.compiled == [(0, -1), (1, 1), (2, 1)]
 
 
+@given(
+    st.lists(st.tuples(st.integers(100, 1000), st.floats(0.87, 1.15)), min_size=1, max_size=8),
+    st.integers(100, 1000),
+)
+def test_what_fits_is_found_where_predictions_are_off_by_as_much(
+    bottoms: list[tuple[int, float]], budget: int
+) -> None:
+    """The predictions of each path are wrong by a factor of its own: what one showed does not hide that another one fits."""
+    numbers = Numbers([[1500, low] for low, _ in bottoms], [[9000, round(low * f)] for low, f in bottoms])
+    _, found = search(numbers, budget)
+    assert (found is not None) == any(low <= budget for low, _ in bottoms)
+
+
+def test_equal_decisions_are_compiled_once() -> None:
+    numbers = Numbers([[900, 800], [900, 800]], [[9000, 900]] * 2, equal=True)
+    _, found = search(numbers, 700)
+    assert found is None
+    assert numbers.compiled == [(0, -1), (0, 1)]
+
+
 def test_a_compiler_that_runs_out_of_memory() -> None:
     peaks: list[int | None] = [None, None, None, *falling(20)[3:]]
     numbers = Numbers([peaks], [falling(20)])
@@ -238,6 +262,9 @@ class Interrupted(Numbers):
     """Ctrl-C comes with the compilation of this number."""
 
     at = 0
+
+    def same(self, one: tuple[int, int], other: tuple[int, int]) -> bool:
+        return self.equal and one[1] == other[1]
 
     def measure(self, variant: int, index: int) -> Measured:
         if len(self.compiled) == self.at:

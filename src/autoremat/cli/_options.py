@@ -29,12 +29,14 @@ target_option = click.option(
 def _read_costs(context: click.Context, parameter: click.Parameter, value: str | None) -> Costs:
     if value is None or value == "flops":
         return value
-    if not Path(value).exists():
+    try:
+        return CostTable.load(value)
+    except CostTableError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
         raise CostTableError(
-            f"there is no file {value}: --costs takes one that `autoremat calibrate --out` made, or flops. Cheapest fix: leave it out, for the "
-            "published rates."
-        )
-    return CostTable.load(value)
+            f"{error} --costs takes a file that `autoremat calibrate --out` made, or flops. Cheapest fix: leave it out, for the published rates."
+        ) from error
 
 
 costs_option = click.option(

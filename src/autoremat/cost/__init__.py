@@ -12,7 +12,6 @@ from autoremat.cost._devices import picoseconds as picoseconds
 from autoremat.cost._devices import seconds as seconds
 from autoremat.cost._model import Cost as Cost
 from autoremat.cost._model import CostRule as CostRule
-from autoremat.cost._names import REDUCTION as REDUCTION
 from autoremat.cost._registry import graph_cost as graph_cost
 from autoremat.cost._registry import is_fusible as is_fusible
 from autoremat.cost._registry import op_cost as op_cost

@@ -21,7 +21,7 @@ from autoremat.plan._bound import Relaxation, relax
 from autoremat.plan._calibrate import coverage
 from autoremat.plan._path import Path, build_path
 from autoremat.plan._program import Program
-from autoremat.plan._rewrite import Decisions, LoopFences, decide
+from autoremat.plan._rewrite import Decisions, LoopFences, decide, without_prices
 from autoremat.plan._segments import Span
 from autoremat.plan._stages import Builder, Stage, movable_bytes, partitions
 from autoremat.plan._stages import Program as Staged
@@ -164,6 +164,10 @@ class Candidates:
         chosen = self._known(variant)
         in_loops = LoopFences() if self.target.platform == "cpu" else LOOP_FENCES_OF_ACCELERATORS
         return decide(chosen.path.program, chosen.path.states[index], chosen.fence, in_loops)
+
+    def same(self, one: tuple[int, int], other: tuple[int, int]) -> bool:
+        """Whether two candidates, by variant and index, decide the same: a compiler makes one program of both."""
+        return without_prices(self.decisions(*one)) == without_prices(self.decisions(*other))
 
     def relaxation(self) -> Relaxation:
         """What bounds every plan from below, whatever its budget."""

@@ -1,6 +1,6 @@
 """From the options of single stages to one path of plans for the whole program.
 
-The path starts where nothing is recomputed that has a price and ends where everything is. Each step moves one stage one
+The path starts where nothing is recomputed that had a price when the stages were solved, and ends where everything is. Each step moves one stage one
 option down. The edges of all hulls are taken in order of their price, equal ones in program order (earlier layers
 recompute first: what later layers keep is needed soonest), so the plans after whole edges are the vertices of the program's own
 hull, and those between are splices along program order.

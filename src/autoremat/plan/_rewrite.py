@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from jax import lax
@@ -75,6 +76,19 @@ class LoopBlock:
 
 
 Decisions = tuple[Block | NestedBlock | LoopBlock, ...]
+
+
+def without_prices(decisions: Decisions) -> Decisions:
+    """The decisions with no price in their policies: equal for those that keep the same in the program that they were made for."""
+
+    def without(block: Block | NestedBlock | LoopBlock) -> Any:
+        if isinstance(block, Block):
+            return replace(block, policy=replace(block.policy, price=Fraction(0)))
+        if isinstance(block, NestedBlock):
+            return replace(block, inner=without_prices(block.inner))
+        return replace(block, body=without_prices(block.body), rest=without_prices(block.rest))
+
+    return tuple(map(without, decisions))
 
 
 def rewrite(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -52,7 +53,11 @@ BOTTOM = 8
 """Plans of the second half of a path that are looked at where none is predicted to fit, ..."""
 
 HOPE = 1.2
-"""... and that are compiled if their expected peak is at most this multiple of the budget. What recomputes everything: of the floor."""
+"""... and that are compiled if their expected peak is at most this multiple of the budget."""
+
+MAY_BE_FLOOR = 1.5
+"""What recomputes everything is compiled: of the path that is expected to need least, and of those expected to need at most this multiple of the
+lowest that was compiled. What one partition showed corrects the predictions of others, of which the model may be wrong by a third."""
 
 
 @dataclass
@@ -277,8 +282,8 @@ class Search:
         return predicted * showed * (1 - slack)
 
     def _twin(self, variant: int, path: Path, index: int) -> Measured | None:
-        """The compiled plan of another variant of the same partition that differs in views alone, or in a last stage that hardly
-        matters, as far as FLOPs and prediction tell: a compiler makes nearly one program of both."""
+        """The compiled plan of another variant that decides the same; or of the same partition and differs in views alone, or in a last stage
+        that hardly matters, as far as FLOPs and prediction tell: a compiler makes nearly one program of both."""
         state, predicted = path.states[index], self.candidates.predicted(variant, index)
         return next(
             (
@@ -286,9 +291,12 @@ class Search:
                 for m in self._known()
                 if m.index >= 0
                 and m.variant != variant
-                and self._kind(m.variant) == self._kind(variant)
                 and abs(m.flops - state.flops) <= SAME * state.flops
                 and self.candidates.predicted(m.variant, m.index) == predicted
+                and (
+                    self._kind(m.variant) == self._kind(variant)
+                    or self.candidates.same((m.variant, m.index), (variant, index))
+                )
             ),
             None,
         )
@@ -306,16 +314,19 @@ class Search:
     def _reach_bottom(self, paths: Sequence[Path]) -> None:
         """Nothing is predicted to fit: compile, of what is looked at, what is expected to need least, until something fits.
 
-        Predictions may be wrong for all of a path alike, so what recomputes everything once is compiled first, of each path that may need
-        little more than the others.
+        Predictions may be wrong for all of a path alike, so what recomputes everything once is compiled first, of each path that may be as
+        low as the others.
         """
         bottoms = [(v, path.flat - 1) for v, path in enumerate(paths)]
         bottoms.sort(key=lambda b: self._expected(b[0], paths[b[0]], b[1]))
-        for number, (variant, index) in enumerate(bottoms):
+        bound = math.inf
+        for variant, index in bottoms:
             if self.best() is not None:
                 return
-            if number == 0 or self._may_be_floor(variant, paths[variant], index):
+            if self._may_be_floor(variant, paths[variant], index, bound):
                 self._measure(variant, index)
+            floor = self.floor()
+            bound = math.inf if floor is None else MAY_BE_FLOOR * floor.use.peak_bytes
         looked_at = [(v, i) for v, path in enumerate(paths) for i in _spread(path)]
         while self.best() is None and not self.exhausted:
             expected = [
@@ -329,14 +340,13 @@ class Search:
             looked_at.remove((variant, index))
             self._measure(variant, index)
 
-    def _may_be_floor(self, variant: int, path: Path, index: int) -> bool:
-        """Whether a plan is not known to the compiler, and may need no more than the least that was compiled, if predictions are wrong."""
-        floor = self.floor()
-        if floor is None:
+    def _may_be_floor(self, variant: int, path: Path, index: int, bound: float) -> bool:
+        """Whether a plan is not known to the compiler yet, and is expected to need no more than the bound."""
+        if self.floor() is None:
             return True
         if self.exhausted or self._twin(variant, path, index) is not None:
             return False
-        return self._expected(variant, path, index) <= HOPE * floor.use.peak_bytes
+        return self._expected(variant, path, index) <= bound
 
 
 def _spread(path: Path) -> list[int]:

@@ -197,7 +197,7 @@ class Builder:
         if key not in self.solved:
             joint = linearize(part, nonzero)
             shards = self._shards_of(part, joint)
-            options = self._options(joint, free, shared, shards) if any(joint.nonzero_outs) else ()
+            options = self._solve_joint(joint, free, shared, shards) if any(joint.nonzero_outs) else ()
             once, _ = trace_graph(part, source_of=lambda eqn: "", shards=self.shards)
             self.solved[key] = _Solved(
                 options=options,
@@ -208,7 +208,7 @@ class Builder:
             )
         return self.solved[key]
 
-    def _options(
+    def _solve_joint(
         self, joint: Joint, free: tuple[bool, ...], shared: tuple[int, ...], shards: Shards
     ) -> tuple[Option, ...]:
         posed = pose(joint, self.device, free, shared, shards=shards)
@@ -298,17 +298,17 @@ def _reads_after(jaxpr: Jaxpr, spans: Sequence[Span]) -> list[set[Any]]:
 # -------------------------------------------------------------------------------------------------------------- options
 
 
-def _options(posed: JointProblem, device: Device, solved: JointProblem | None = None) -> tuple[Option, ...]:
+def _options(posed: JointProblem, device: Device, other: JointProblem | None = None) -> tuple[Option, ...]:
     """The Pareto set of a stage as options, by falling bytes; the hull's vertices, and splices thinned out.
 
-    `solved`: the same problem at other prices, of which the Pareto set is, where that is not `posed` itself.
+    `other`: the same problem at other prices. Then the options are what is optimal at those, and their costs those of `posed`.
     """
-    if solved is None:
+    if other is None:
         found = frontier(posed.problem)
         points: Sequence[Assignment] = pareto(posed.problem, found=found)
         vertices = {(p.nbytes, p.cost): price for p, price in zip(found.points, found.prices, strict=True)}
     else:
-        points, vertices = repriced(posed.problem, pareto(solved.problem))
+        points, vertices = repriced(posed.problem, pareto(other.problem))
     chosen = _thin(points, set(vertices))
     return tuple(_option(posed, p, vertices.get((p.nbytes, p.cost)), device) for p in chosen)
 
@@ -345,7 +345,7 @@ def _option(posed: JointProblem, p: Assignment, interval: tuple[Any, Any] | None
 
 
 def _inside(low: Any, high: Any) -> Fraction:
-    """A price at which the vertex with this interval is the only optimum."""
+    """A price at which the vertex with this interval is the only optimum of the options."""
     if high == float("inf"):
         return Fraction(low) * 2 + 1
     return (Fraction(low) + Fraction(high)) / 2

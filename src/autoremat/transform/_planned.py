@@ -18,13 +18,12 @@ import jax.numpy as jnp
 from autoremat._compat import Jaxpr, Var, effect_may_repeat, new_jaxpr
 from autoremat._errors import BudgetError, InfeasibleBudgetError
 from autoremat.cost import (
-    REDUCTION,
     Cost,
     Device,
     device,
     device_for_backend,
     graph_costs,
-    is_fusible,
+    op_cost,
     seconds,
 )
 from autoremat.graph import Graph, Op, Value, fingerprint
@@ -92,8 +91,8 @@ def parse_budget(budget: int | str, where: str) -> Budget:
 Gratis = Literal["nothing", "views", "all but products"]
 """What costs nothing to run again. Of two values of one size, of which the second is made of the first by what is gratis, the first is kept.
 
-`"views"`: what only rearranges its operand, in place of one picosecond. `"all but products"`: what is computed element by element, and
-reductions, so that products alone are worth keeping, as under `dots_saveable`.
+`"views"`: what takes no more than a picosecond, such as operations that only rearrange their operand. `"all but products"`: also all that is
+made without a product (of matrices, a convolution), except what runs programs: as under `dots_saveable`, products alone are worth keeping.
 """
 
 
@@ -160,16 +159,17 @@ def pose(
     costs = graph_costs(graph, target)
     if gratis != "nothing":
         costs = tuple(
-            0 if _is_gratis(op, cost, gratis) else cost for op, cost in zip(graph.ops, costs, strict=True)
+            0 if _is_gratis(graph, op, cost, gratis) else cost
+            for op, cost in zip(graph.ops, costs, strict=True)
         )
     problem = Problem(graph=graph, op_cost=costs, storages=storages)
     return JointProblem(problem, tuple(variables), fingerprint(graph))
 
 
-def _is_gratis(op: Op, cost: int, gratis: Gratis) -> bool:
-    if gratis == "views":
-        return cost <= 1
-    return is_fusible(op.primitive) or op.primitive in REDUCTION
+def _is_gratis(graph: Graph, op: Op, cost: int, gratis: Gratis) -> bool:
+    if cost <= 1:
+        return True
+    return gratis == "all but products" and not op.inner and not op_cost(graph, op).matrix_flops
 
 
 def storages_of(value: Value, target: Device, *, paid_elsewhere: bool) -> tuple[Storage, ...]:
