@@ -196,7 +196,7 @@ def test_what_fits_is_found_where_predictions_are_off_by_as_much(
 
 def test_equal_decisions_are_compiled_once() -> None:
     numbers = Numbers([[900, 800], [900, 800]], [[9000, 900]] * 2, equal=True)
-    _, found = search(numbers, 700)
+    _, found = search(numbers, 600)
     assert found is None
     assert numbers.compiled == [(0, -1), (0, 1)]
 

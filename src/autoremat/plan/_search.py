@@ -312,33 +312,45 @@ class Search:
         return min(own or plans, key=lambda m: abs(m.nbytes - nbytes), default=None)
 
     def _reach_bottom(self, paths: Sequence[Path]) -> None:
-        """Nothing is predicted to fit: compile, of what is looked at, what is expected to need least, until something fits.
+        """Nothing is predicted to fit: compile what is expected to need least, until something fits.
 
-        Predictions may be wrong for all of a path alike, so what recomputes everything once is compiled first, of each path that may be as
-        low as the others.
+        Predictions may be wrong for all of a path alike, so of each path what recomputes everything once is compiled first, if it may fit, then the
+        plan with the fewest snapshots in loops; then, of what is looked at, whatever is expected to need least.
         """
-        bottoms = [(v, path.flat - 1) for v, path in enumerate(paths)]
-        bottoms.sort(key=lambda b: self._expected(b[0], paths[b[0]], b[1]))
-        bound = math.inf
-        for variant, index in bottoms:
-            if self.best() is not None:
-                return
-            if self._may_be_floor(variant, paths[variant], index, bound):
-                self._measure(variant, index)
-            floor = self.floor()
-            bound = math.inf if floor is None else MAY_BE_FLOOR * floor.use.peak_bytes
+        once = [(v, _last_once(path)) for v, path in enumerate(paths)]
+        self._compile_bottoms(paths, once, HOPE * self.budget)
+        self._compile_bottoms(paths, [(v, path.flat - 1) for v, path in enumerate(paths)], math.inf)
         looked_at = [(v, i) for v, path in enumerate(paths) for i in _spread(path)]
         while self.best() is None and not self.exhausted:
             expected = [
                 (self._expected(v, paths[v], i), v, i)
                 for v, i in looked_at
-                if (v, i) not in self.candidates.record.measured and self._twin(v, paths[v], i) is None
+                if (v, i) not in self.candidates.record.measured
             ]
             if not expected or min(expected)[0] > HOPE * self.budget:
                 return
             _, variant, index = min(expected)
             looked_at.remove((variant, index))
             self._measure(variant, index)
+
+    def _compile_bottoms(
+        self, paths: Sequence[Path], bottoms: Sequence[tuple[int, int]], bound: float
+    ) -> None:
+        """Compile plans, by variant and index, that are expected to need no more than the bound and may be the floor, until something fits."""
+
+        def promise(bottom: tuple[int, int]) -> tuple[float, int]:
+            variant, index = bottom
+            return self._expected(variant, paths[variant], index), paths[variant].states[index].cost
+
+        first = True
+        for variant, index in sorted(bottoms, key=promise):
+            floor = self.floor()
+            if self.best() is not None:
+                return
+            limit = bound if first or floor is None else min(bound, MAY_BE_FLOOR * floor.use.peak_bytes)
+            if self._may_be_floor(variant, paths[variant], index, limit):
+                self._measure(variant, index)
+                first = False
 
     def _may_be_floor(self, variant: int, path: Path, index: int, bound: float) -> bool:
         """Whether a plan is not known to the compiler yet, and is expected to need no more than the bound."""
@@ -347,6 +359,11 @@ class Search:
         if self.exhausted or self._twin(variant, path, index) is not None:
             return False
         return self._expected(variant, path, index) <= bound
+
+
+def _last_once(path: Path) -> int:
+    """The plan of a path that recomputes everything once; loops keep their carry at each iteration."""
+    return sum(not s.halvings and not s.reversal for s in path.states) - 1
 
 
 def _spread(path: Path) -> list[int]:
