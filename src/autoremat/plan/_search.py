@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from autoremat._errors import CompileError
 from autoremat.plan._candidates import Candidates, Measured
-from autoremat.plan._path import Path
+from autoremat.plan._path import Path, State
 
 WORTH = {"fast": 0.01, "balanced": 0.005, "optimal": 0.0}
 """A plan is compiled only if it recomputes so much less than the best one known, as a share of that,"""
@@ -39,6 +39,15 @@ NEAR = 0.25
 
 SAME = 0.001
 """Plans of one partition with equal predictions, whose recomputed FLOPs differ by no more than this share, are one to a compiler."""
+
+VIEWS = 0.03
+"""... or nearly one, where they differ in views: of a plan that is over the budget by no more than this share, the other is compiled at the end, ..."""
+
+FEW = {"fast": 0, "balanced": 5, "optimal": 60}
+"""... if fewer than so many plans were compiled."""
+
+FOREIGN = 4
+"""A compiled plan of another partition corrects a prediction where one of its own differs so many times as much in kept bytes."""
 
 PATIENCE = 4
 """Guesses from what is kept, before a bracket is halved: what is alive besides differs little from plan to plan."""
@@ -93,7 +102,9 @@ class Search:
             self._reach_bottom(paths)
             self._lower(paths)
         if self.effort != "fast":
+            self._try_views(paths)
             self._use_room(paths)
+            self._try_views(paths)
         return self.best()
 
     def fits(self, m: Measured) -> bool:
@@ -158,8 +169,38 @@ class Search:
                 chosen = (variant, index)
         return chosen
 
+    def _try_views(self, paths: Sequence[Path]) -> None:
+        """A better plan is over the budget by little, and few were compiled: compile what differs from it in views, until that fails `VAIN` times."""
+        vain = 0
+        while (
+            vain < VAIN
+            and self.compiles < FEW[self.effort]
+            and (found := self._other_views(paths)) is not None
+        ):
+            measured = self._measure(*found)
+            vain += measured is None or not self.fits(measured)
+
+    def _other_views(self, paths: Sequence[Path]) -> tuple[int, int] | None:
+        """Of the plans that missed by little and recompute least, what keeps as much otherwise, if none such was compiled."""
+        missed = [
+            m
+            for m in self._known()
+            if m.index >= 0 and self.budget < m.use.peak_bytes <= (1 + VIEWS) * self.budget
+        ]
+        for m in sorted(missed, key=lambda m: m.cost):
+            alike = [
+                (v, i)
+                for v, path in enumerate(paths)
+                if v != m.variant and self._kind(v) == self._kind(m.variant)
+                for i in range(self._worth(path))
+                if _keep_as_much(path.states[i], m) and not self.candidates.same((v, i), (m.variant, m.index))
+            ]
+            if alike and not any(key in self.candidates.record.measured for key in alike):
+                return alike[0]
+        return None
+
     def _use_room(self, paths: Sequence[Path]) -> None:
-        """The best plan leaves room: compile what keeps so much more, whatever was predicted, until that fails `VAIN` times.
+        """The best plan leaves room: compile what keeps so much more, or else the next plan up, whatever was predicted, until that fails `VAIN` times.
 
         A model of a compiler may be wrong about one plan and right about its neighbour; what they keep differs by what it differs.
         """
@@ -179,6 +220,8 @@ class Search:
                 ),
                 None,
             )
+            if found is None and (best.variant, best.index - 1) not in done and best.index - 1 in range(stop):
+                found = best.index - 1
             if found is None:
                 return
             tried.add((best.variant, found))
@@ -268,9 +311,9 @@ class Search:
         if known is not None:
             return known.use.peak_bytes
         predicted = self.candidates.predicted(variant, index)
-        twin = self._twin(variant, path, index)
-        if twin is not None:
-            return twin.use.peak_bytes
+        twins = self._twins(variant, path, index)
+        if twins:
+            return min(m.use.peak_bytes for m in twins)
         slack = SLACK[self.effort] if self._failures < HOPEFUL[self.effort] else 0.0
         nbytes = path.states[index].nbytes
         like = self._nearest(variant, nbytes)
@@ -281,35 +324,36 @@ class Search:
         showed = like.use.peak_bytes / self.candidates.predicted(like.variant, like.index)
         return predicted * showed * (1 - slack)
 
-    def _twin(self, variant: int, path: Path, index: int) -> Measured | None:
-        """The compiled plan of another variant that decides the same; or of the same partition and differs in views alone, or in a last stage
-        that hardly matters, as far as FLOPs and prediction tell: a compiler makes nearly one program of both."""
+    def _twins(self, variant: int, path: Path, index: int) -> Sequence[Measured]:
+        """The compiled plans of other variants that decide the same; or of the same partition and differ in views alone, or in a last stage
+        that hardly matters, as far as FLOPs and prediction tell: a compiler makes nearly one program of all."""
         state, predicted = path.states[index], self.candidates.predicted(variant, index)
-        return next(
-            (
-                m
-                for m in self._known()
-                if m.index >= 0
-                and m.variant != variant
-                and abs(m.flops - state.flops) <= SAME * state.flops
-                and self.candidates.predicted(m.variant, m.index) == predicted
-                and (
-                    self._kind(m.variant) == self._kind(variant)
-                    or self.candidates.same((m.variant, m.index), (variant, index))
-                )
-            ),
-            None,
-        )
+        return [
+            m
+            for m in self._known()
+            if m.index >= 0
+            and m.variant != variant
+            and abs(m.flops - state.flops) <= SAME * state.flops
+            and self.candidates.predicted(m.variant, m.index) == predicted
+            and (
+                self._kind(m.variant) == self._kind(variant)
+                or self.candidates.same((m.variant, m.index), (variant, index))
+            )
+        ]
 
     def _kind(self, variant: int) -> tuple[str, str] | None:
         """Partition and fence of a variant; `None` for one of another effort, which this one does not look at."""
         return self._kinds[variant] if variant < len(self._kinds) else None
 
     def _nearest(self, variant: int, nbytes: int) -> Measured | None:
-        """The compiled plan that keeps most nearly so much; one of the same partition and fence, if there is one."""
-        plans = [m for m in self._known() if m.index >= 0]
-        own = [m for m in plans if self._kind(m.variant) == self._kind(variant)]
-        return min(own or plans, key=lambda m: abs(m.nbytes - nbytes), default=None)
+        """The compiled plan that keeps most nearly so much; one of another partition or fence only if it is nearer by far."""
+        kind = self._kind(variant)
+
+        def distance(m: Measured) -> tuple[int, bool]:
+            foreign = self._kind(m.variant) != kind
+            return abs(m.nbytes - nbytes) * (FOREIGN if foreign else 1), foreign
+
+        return min((m for m in self._known() if m.index >= 0), key=distance, default=None)
 
     def _reach_bottom(self, paths: Sequence[Path]) -> None:
         """Nothing is predicted to fit: compile what is expected to need least, until something fits.
@@ -356,9 +400,14 @@ class Search:
         """Whether a plan is not known to the compiler yet, and is expected to need no more than the bound."""
         if self.floor() is None:
             return True
-        if self.exhausted or self._twin(variant, path, index) is not None:
+        if self.exhausted or self._twins(variant, path, index):
             return False
         return self._expected(variant, path, index) <= bound
+
+
+def _keep_as_much(state: State, m: Measured) -> bool:
+    """Whether a plan and a compiled one differ by no more than what views cost."""
+    return state.nbytes == m.nbytes and abs(state.flops - m.flops) <= SAME * m.flops
 
 
 def _last_once(path: Path) -> int:
