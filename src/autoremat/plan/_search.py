@@ -79,6 +79,7 @@ class Search:
     compiles: int = field(default=0, init=False)
     interrupted: bool = field(default=False, init=False)
     _failures: int = field(default=0, init=False)
+    _failed: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]], init=False)
     _kinds: Sequence[tuple[str, str]] = field(default=(), init=False)
 
     def run(self) -> Measured | None:
@@ -134,7 +135,9 @@ class Search:
         return [v.path for v in variants]
 
     def _measure(self, variant: int, index: int) -> Measured | None:
-        """`None` where the compiler itself ran out of memory: such a plan does not fit."""
+        """`None` where the compiler itself ran out of memory: such a plan does not fit, and is not compiled again."""
+        if (variant, index) in self._failed:
+            return None
         new = (variant, index) not in self.candidates.record.measured
         self.compiles += new
         try:
@@ -143,20 +146,27 @@ class Search:
             if not error.out_of_memory:
                 raise
             measured = None
+            self._failed.add((variant, index))
         self._failures += new and (measured is None or not self.fits(measured))
         return measured
 
     def _lower(self, paths: Sequence[Path]) -> None:
         """Compile, again and again, the plan that recomputes least of those that are predicted to fit."""
-        failed: set[tuple[int, int]] = set()
-        while not self.exhausted:
-            chosen = self._least(paths, failed)
-            if chosen is None:
-                return
-            if self._measure(*chosen) is None:
-                failed.add(chosen)
+        while not self.exhausted and (chosen := self._least(paths)) is not None:
+            self._measure(*chosen)
 
-    def _least(self, paths: Sequence[Path], failed: set[tuple[int, int]]) -> tuple[int, int] | None:
+    def _is_compiled(self, variant: int, index: int) -> bool:
+        """Whether a plan was compiled, or the compiler ran out of memory over it."""
+        return (variant, index) in self.candidates.record.measured or (variant, index) in self._failed
+
+    def _is_known(self, variant: int, path: Path, index: int) -> bool:
+        """The same, of it or of one that decides the same."""
+        return self._is_compiled(variant, index) or any(
+            self.candidates.same((m.variant, m.index), (variant, index))
+            for m in self._twins(variant, path, index)
+        )
+
+    def _least(self, paths: Sequence[Path]) -> tuple[int, int] | None:
         """Of the first plan of each path that is predicted to fit, the one that recomputes least: variant and index."""
         chosen: tuple[int, int] | None = None
         for variant, path in enumerate(paths):
@@ -164,7 +174,7 @@ class Search:
             if chosen is not None:
                 least = paths[chosen[0]].states[chosen[1]].cost
                 stop = min(stop, bisect.bisect_left(path.states, least, key=lambda s: s.cost))
-            index = self._first(variant, path, stop, failed)
+            index = self._first(variant, path, stop)
             if index is not None:
                 chosen = (variant, index)
         return chosen
@@ -195,51 +205,46 @@ class Search:
                 for i in range(self._worth(path))
                 if _keep_as_much(path.states[i], m) and not self.candidates.same((v, i), (m.variant, m.index))
             ]
-            if alike and not any(key in self.candidates.record.measured for key in alike):
+            if alike and not any(self._is_compiled(*key) for key in alike):
                 return alike[0]
         return None
 
     def _use_room(self, paths: Sequence[Path]) -> None:
-        """The best plan leaves room: compile what keeps so much more, or else the next plan up, whatever was predicted, until that fails `VAIN` times.
+        """The best plan leaves room: compile what keeps so much more, or else the next better plan, whatever was predicted, until that fails `VAIN`
+        times.
 
         A model of a compiler may be wrong about one plan and right about its neighbour; what they keep differs by what it differs.
         """
-        vain, tried = 0, set[tuple[int, int]]()
+        vain = 0
         while vain < VAIN and not self.exhausted:
             best = self.best()
             if best is None or best.index < 0 or best.use.peak_bytes > (1 - ROOM) * self.budget:
                 return
-            path, room = paths[best.variant], self.budget - best.use.peak_bytes
-            stop = self._worth(path)
-            done = tried.union(self.candidates.record.measured)
-            found = next(
-                (
-                    i
-                    for i in range(min(stop, path.flat))
-                    if path.states[i].nbytes - best.nbytes <= room and (best.variant, i) not in done
-                ),
-                None,
-            )
-            if found is None and (best.variant, best.index - 1) not in done and best.index - 1 in range(stop):
-                found = best.index - 1
+            found = self._with_room(best, paths[best.variant])
             if found is None:
                 return
-            tried.add((best.variant, found))
             measured = self._measure(best.variant, found)
             vain += measured is None or not self.fits(measured)
 
-    def _first(self, variant: int, path: Path, stop: int, failed: set[tuple[int, int]]) -> int | None:
+    def _with_room(self, best: Measured, path: Path) -> int | None:
+        """A plan of the path of the best one that recomputes less and was not compiled: the first that needs no more than is left, or the last."""
+        room, stop = self.budget - best.use.peak_bytes, min(self._worth(path), path.flat)
+        left = [i for i in range(stop) if not self._is_known(best.variant, path, i)]
+        fitting = (i for i in left if path.states[i].nbytes - best.nbytes <= room)
+        return next(fitting, stop - 1 if stop - 1 in left else None)
+
+    def _first(self, variant: int, path: Path, stop: int) -> int | None:
         """The first plan of a path, not compiled yet and before `stop`, that is predicted to fit.
 
         Nesting lowers what is kept, but what it adds may cost a compiler more: the two parts are searched one after the other.
         """
         flat = min(path.flat, stop)
         for part in (range(flat), range(flat, stop)):
-            if (index := self._first_of(variant, path, part, failed)) is not None:
+            if (index := self._first_of(variant, path, part)) is not None:
                 return index
         return None
 
-    def _first_of(self, variant: int, path: Path, part: range, failed: set[tuple[int, int]]) -> int | None:
+    def _first_of(self, variant: int, path: Path, part: range) -> int | None:
         """The same in a part of a path.
 
         States that split a loop are looked at between the two that they lie between: two loops need more than one, so among them the
@@ -250,7 +255,7 @@ class Search:
         tried = [
             i
             for i in range(whole[low] + 1 if low >= 0 else part.start, part.stop)
-            if (variant, i) not in self.candidates.record.measured and (variant, i) not in failed
+            if not self._is_compiled(variant, i)
         ]
         enough = whole[high] if high < len(whole) else part.stop
         near = [i for i in tried if i <= enough] + [i for i in tried if i > enough][:1]
@@ -362,14 +367,15 @@ class Search:
         plan with the fewest snapshots in loops; then, of what is looked at, whatever is expected to need least.
         """
         once = [(v, _last_once(path)) for v, path in enumerate(paths)]
+        fewest = [(v, path.flat - 1) for v, path in enumerate(paths)]
         self._compile_bottoms(paths, once, HOPE * self.budget)
-        self._compile_bottoms(paths, [(v, path.flat - 1) for v, path in enumerate(paths)], math.inf)
+        self._compile_bottoms(paths, fewest, math.inf)
         looked_at = [(v, i) for v, path in enumerate(paths) for i in _spread(path)]
         while self.best() is None and not self.exhausted:
             expected = [
                 (self._expected(v, paths[v], i), v, i)
                 for v, i in looked_at
-                if (v, i) not in self.candidates.record.measured
+                if not self._is_known(v, paths[v], i)
             ]
             if not expected or min(expected)[0] > HOPE * self.budget:
                 return
@@ -380,29 +386,30 @@ class Search:
     def _compile_bottoms(
         self, paths: Sequence[Path], bottoms: Sequence[tuple[int, int]], bound: float
     ) -> None:
-        """Compile plans, by variant and index, that are expected to need no more than the bound and may be the floor, until something fits."""
+        """Compile plans, by variant and index, that may be the floor and are expected to need no more than the bound, until something fits.
+
+        Without a bound at least one is, whatever was compiled before: no plan is called infeasible without it.
+        """
 
         def promise(bottom: tuple[int, int]) -> tuple[float, int]:
             variant, index = bottom
             return self._expected(variant, paths[variant], index), paths[variant].states[index].cost
 
-        first = True
+        needed = bound == math.inf
         for variant, index in sorted(bottoms, key=promise):
-            floor = self.floor()
             if self.best() is not None:
                 return
-            limit = bound if first or floor is None else min(bound, MAY_BE_FLOOR * floor.use.peak_bytes)
-            if self._may_be_floor(variant, paths[variant], index, limit):
+            if not self._is_compiled(variant, index) and not self._twins(variant, paths[variant], index):
+                if not needed and not self._may_be_floor(variant, paths[variant], index, bound):
+                    continue
                 self._measure(variant, index)
-                first = False
+            needed = False
 
     def _may_be_floor(self, variant: int, path: Path, index: int, bound: float) -> bool:
-        """Whether a plan is not known to the compiler yet, and is expected to need no more than the bound."""
-        if self.floor() is None:
-            return True
-        if self.exhausted or self._twins(variant, path, index):
-            return False
-        return self._expected(variant, path, index) <= bound
+        """Whether a plan may be compiled, and is expected to need no more than the bound and little more than what was compiled."""
+        floor = self.floor()
+        limit = bound if floor is None else min(bound, MAY_BE_FLOOR * floor.use.peak_bytes)
+        return not self.exhausted and self._expected(variant, path, index) <= limit
 
 
 def _keep_as_much(state: State, m: Measured) -> bool:
