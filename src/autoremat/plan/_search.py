@@ -338,7 +338,7 @@ class Search:
             for m in self._known()
             if m.index >= 0
             and m.variant != variant
-            and abs(m.flops - state.flops) <= SAME * state.flops
+            and _same_flops(state, m)
             and self.candidates.predicted(m.variant, m.index) == predicted
             and (
                 self._kind(m.variant) == self._kind(variant)
@@ -414,7 +414,11 @@ class Search:
 
 def _keep_as_much(state: State, m: Measured) -> bool:
     """Whether a plan and a compiled one differ by no more than what views cost."""
-    return state.nbytes == m.nbytes and abs(state.flops - m.flops) <= SAME * m.flops
+    return state.nbytes == m.nbytes and _same_flops(state, m)
+
+
+def _same_flops(state: State, m: Measured) -> bool:
+    return abs(m.flops - state.flops) <= SAME * state.flops
 
 
 def _last_once(path: Path) -> int:

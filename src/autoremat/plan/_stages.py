@@ -197,7 +197,8 @@ class Builder:
         if key not in self.solved:
             joint = linearize(part, nonzero)
             shards = self._shards_of(part, joint)
-            options = self._solve_joint(joint, free, shared, shards) if any(joint.nonzero_outs) else ()
+            posed = pose(joint, self.device, free, shared, shards=shards)
+            options = _options(posed, self.device, self.gratis) if any(joint.nonzero_outs) else ()
             once, _ = trace_graph(part, source_of=lambda eqn: "", shards=self.shards)
             self.solved[key] = _Solved(
                 options=options,
@@ -207,15 +208,6 @@ class Builder:
                 forward_flops=graph_flops(once),
             )
         return self.solved[key]
-
-    def _solve_joint(
-        self, joint: Joint, free: tuple[bool, ...], shared: tuple[int, ...], shards: Shards
-    ) -> tuple[Option, ...]:
-        posed = pose(joint, self.device, free, shared, shards=shards)
-        if self.gratis == "nothing":
-            return _options(posed, self.device)
-        other = pose(joint, self.device, free, shared, gratis=self.gratis, shards=shards)
-        return _options(posed, self.device, other)
 
     def _shards_of(self, part: Jaxpr, joint: Joint) -> Shards:
         """How the values of the joint program are divided: its inputs and outputs are those of the part."""
@@ -298,17 +290,17 @@ def _reads_after(jaxpr: Jaxpr, spans: Sequence[Span]) -> list[set[Any]]:
 # -------------------------------------------------------------------------------------------------------------- options
 
 
-def _options(posed: JointProblem, device: Device, other: JointProblem | None = None) -> tuple[Option, ...]:
+def _options(posed: JointProblem, device: Device, gratis: Gratis) -> tuple[Option, ...]:
     """The Pareto set of a stage as options, by falling bytes; the hull's vertices, and splices thinned out.
 
-    `other`: the same problem at other prices. Then the options are what is optimal at those, and their costs those of `posed`.
+    They are what is optimal if what is `gratis` costs nothing; their costs are those of all.
     """
-    if other is None:
+    if gratis == "nothing":
         found = frontier(posed.problem)
         points: Sequence[Assignment] = pareto(posed.problem, found=found)
         vertices = {(p.nbytes, p.cost): price for p, price in zip(found.points, found.prices, strict=True)}
     else:
-        points, vertices = repriced(posed.problem, pareto(other.problem))
+        points, vertices = repriced(posed.problem, pareto(posed.problem_with(gratis)))
     chosen = _thin(points, set(vertices))
     return tuple(_option(posed, p, vertices.get((p.nbytes, p.cost)), device) for p in chosen)
 

@@ -185,10 +185,9 @@ class _Search:
     def result(self) -> Frontier:
         points, met = _hull(self._points)
         met += [c for c in self._met if c.nbytes not in {m.nbytes for m in met}]
-        ties = [_tie(a, b) for a, b in pairwise(points)]
         return Frontier(
             points=tuple(points),
-            prices=tuple(pairwise([Fraction(0), *ties, math.inf])),
+            prices=_prices(points),
             between=tuple(sorted(met, key=lambda p: -p.nbytes)),
             duals=tuple(sorted(self._duals.items())),
             gap=max((e.gap for e in self._open), default=Fraction(0)),
@@ -207,6 +206,11 @@ def _hull(points: Iterable[Assignment]) -> tuple[list[Assignment], list[Assignme
     return hull, middle
 
 
+def _prices(hull: Sequence[Assignment]) -> tuple[tuple[Price, Price], ...]:
+    """For each vertex the interval of prices at which it is the best."""
+    return tuple(pairwise([Fraction(0), *(_tie(a, b) for a, b in pairwise(hull)), math.inf]))
+
+
 def repriced(
     problem: Problem, plans: Iterable[Assignment]
 ) -> tuple[list[Assignment], dict[tuple[int, int], tuple[Price, Price]]]:
@@ -218,8 +222,7 @@ def repriced(
     judge = Judge(problem)
     best = _undominated(judge.evaluate(p.keep) for p in plans)
     hull, _ = _hull(best)
-    ties = [Fraction(0), *(_tie(a, b) for a, b in pairwise(hull)), math.inf]
-    return best, {(p.nbytes, p.cost): prices for p, prices in zip(hull, pairwise(ties), strict=True)}
+    return best, {(p.nbytes, p.cost): prices for p, prices in zip(hull, _prices(hull), strict=True)}
 
 
 def splices(problem: Problem, a: Assignment, b: Assignment, *, limit: int = SPLICES) -> list[Assignment]:

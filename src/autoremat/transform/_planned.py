@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -109,6 +109,12 @@ class JointProblem:
         """The joint graph."""
         return self.problem.graph
 
+    def problem_with(self, gratis: Gratis) -> Problem:
+        """The problem in which what is `gratis` costs nothing to run again."""
+        graph, costs = self.graph, self.problem.op_cost
+        free = [_is_gratis(graph, op, cost, gratis) for op, cost in zip(graph.ops, costs, strict=True)]
+        return replace(self.problem, op_cost=tuple(0 if f else c for f, c in zip(free, costs, strict=True)))
+
     def decider(self, keep: Mapping[int, int]) -> KeepDecider:
         """Decisions that keep the values of an assignment."""
         storages = self.problem.storages
@@ -142,13 +148,11 @@ def pose(
     free: Sequence[bool],
     shared: Iterable[int] = (),
     *,
-    gratis: Gratis = "nothing",
     shards: Division | None = None,
 ) -> JointProblem:
     """Price a joint program for a device, or for several that divide its values as `shards` say.
 
-    `shared` are positions of outputs that are kept on somebody else's account (the next stage reads them as its input). What is
-    `gratis` costs nothing to run again (see `Gratis`).
+    `shared` are positions of outputs that are kept on somebody else's account (the next stage reads them as its input).
     """
     graph, ids = joint_graph(joint, free, shards)
     variables: list[Any] = [None] * len(graph.values)
@@ -156,17 +160,13 @@ def pose(
         variables[i] = var
     paid_elsewhere = {ids[joint.outs[i]] for i in shared if is_var(joint.outs[i])}
     storages = tuple(storages_of(v, target, paid_elsewhere=v.id in paid_elsewhere) for v in graph.values)
-    costs = graph_costs(graph, target)
-    if gratis != "nothing":
-        costs = tuple(
-            0 if _is_gratis(graph, op, cost, gratis) else cost
-            for op, cost in zip(graph.ops, costs, strict=True)
-        )
-    problem = Problem(graph=graph, op_cost=costs, storages=storages)
+    problem = Problem(graph=graph, op_cost=graph_costs(graph, target), storages=storages)
     return JointProblem(problem, tuple(variables), fingerprint(graph))
 
 
 def _is_gratis(graph: Graph, op: Op, cost: int, gratis: Gratis) -> bool:
+    if gratis == "nothing":
+        return False
     if cost <= 1:
         return True
     return gratis == "all but products" and not op.inner and not op_cost(graph, op).matrix_flops
