@@ -33,19 +33,19 @@ from benchmarks.pages import show
 from benchmarks.policy_results import (
     FLOP_SLACK,
     MEMORY_SLACK,
+    NAME,
     ROW_HEADER,
     Figures,
     Result,
     Row,
     plot,
-    read_records,
-    records_path,
+    read_results,
     row_cells,
     summary,
     time_mean,
-    write_records,
     write_results,
 )
+from benchmarks.records import records_path, write_records
 from benchmarks.reruns import moment
 from benchmarks.timing import median_seconds
 
@@ -251,13 +251,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = options.models.split(",")
     if unknown := set(wanted) - set(MODELS):
         parser.error(f"no such models: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
-    records = records_path(options.out)
+    records = records_path(NAME, options.out)
     new = []
     for name in wanted:
         result = run_model(name, options.repeats)
         new.append(result)
         # Read anew: a run of another model may have ended meanwhile.
-        known = read_records(records) | {name: result}
+        known = read_results(records) | {name: result}
         results = [known[m] for m in MODELS if m in known]
         write_records(records, results)
         path = write_results(results, options.out)

@@ -6,17 +6,17 @@ line, and the page is written anew from all lines.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from benchmarks.pages import markdown_table, write_page
+from benchmarks.records import read_records
 from benchmarks.reruns import Moment
 
 NAME = "policies"
@@ -115,23 +115,9 @@ class Result:
 # --------------------------------------------------------------------------------------------------------------- records
 
 
-def records_path(out: Path) -> Path:
-    """Where the records of this version of JAX are."""
-    return out / f"{NAME}_jax{jax.__version__}.jsonl"
-
-
-def read_records(path: Path) -> dict[str, Result]:
-    """The results by model, none if there is no file."""
-    if not path.exists():
-        return {}
-    results = (_result(json.loads(line)) for line in path.read_text().splitlines())
-    return {r.model: r for r in results}
-
-
-def write_records(path: Path, results: Iterable[Result]) -> None:
-    """A line for each model."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(asdict(r)) + "\n" for r in results))
+def read_results(path: Path) -> dict[str, Result]:
+    """The results by model."""
+    return {r.model: r for r in read_records(path, _result)}
 
 
 def _result(data: dict[str, Any]) -> Result:

@@ -15,11 +15,10 @@ Results are records, a line for each target and model; a run replaces its own li
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from benchmarks.models.large_transformer import model
 from benchmarks.models.model import Loss, Model, unwrapped
 from benchmarks.pages import markdown_table, show, write_page
 from benchmarks.policies import policies
+from benchmarks.records import read_records, records_path, write_records
 
 NAME = "targets"
 
@@ -280,17 +280,9 @@ TEXT = (
 )
 
 
-def records_path(out: Path) -> Path:
-    """Where the records of this version of JAX are."""
-    return out / f"{NAME}_jax{jax.__version__}.jsonl"
-
-
-def read_records(path: Path) -> dict[tuple[str, str], Result]:
-    """The results by target and form, none if there is no file."""
-    if not path.exists():
-        return {}
-    found = (_result(json.loads(line)) for line in path.read_text().splitlines())
-    return {(r.target, r.form): r for r in found}
+def read_results(path: Path) -> dict[tuple[str, str], Result]:
+    """The results by target and form."""
+    return {(r.target, r.form): r for r in read_records(path, _result)}
 
 
 def _result(data: dict[str, Any]) -> Result:
@@ -306,8 +298,7 @@ def _result(data: dict[str, Any]) -> Result:
 
 def write(results: Sequence[Result], out: Path) -> Path:
     """Records and page. Returns the page's path."""
-    out.mkdir(parents=True, exist_ok=True)
-    records_path(out).write_text("".join(json.dumps(asdict(r)) + "\n" for r in results))
+    write_records(records_path(NAME, out), results)
     reached, count = sum(r.reached for x in results for r in x.rows), sum(len(x.rows) for x in results)
     parts = [
         f"Reached: **{reached} of {count}**.",
@@ -335,7 +326,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     new = []
     for target in options.targets.split(","):
         for form in forms:
-            known = read_records(records_path(options.out))
+            known = read_results(records_path(NAME, options.out))
             result = run(target, form, options.effort)
             new.append(result)
             known[target, form] = result

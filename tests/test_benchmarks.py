@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 from benchmarks.models.model import unwrapped
-from benchmarks.policy_results import Figures, Result, Row, read_records, write_records, write_results
+from benchmarks.policy_results import Figures, Result, Row, read_results, write_results
+from benchmarks.records import write_records
 from benchmarks.reruns import Moment
 
 
@@ -42,9 +43,9 @@ def test_records(tmp_path: Path) -> None:
     moment = Moment(0.5, 10, 1, 0, 1, 2)
     results = {name: result(name, (moment,)) for name in ("one", "two")}
     path = tmp_path / "records.jsonl"
-    assert read_records(path) == {}
+    assert read_results(path) == {}
     write_records(path, results.values())
-    assert read_records(path) == results
+    assert read_results(path) == results
     page = write_results(list(results.values()), tmp_path).read_text()
     assert "**2 of 2**" in page
     assert "as it should be" in page

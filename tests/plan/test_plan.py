@@ -545,11 +545,15 @@ def test_a_small_last_stage_may_be_left_as_it_is(length: int, *, spared: bool) -
     traced = trace(fun, (ws[0], x), (0,))
     chip = device("tpu:v5e")
     assert not any("last stage" in v.name for v in build_variants(traced, chip, ("barrier",)))
-    found = list(build_variants(traced, chip, ("barrier",), spared_tail=0.03))
+    found = list(build_variants(traced, chip, ("barrier",), spared_tail=True))
     assert [type(n) for n in found[0].path.program.nodes] == [Loop, Stage]
     without = [v for v in found if "last stage as it is" in v.name]
     assert bool(without) == spared
     assert all([type(n) for n in v.path.program.nodes] == [Loop] for v in without)
+    found = list(build_variants(traced, chip, ("barrier",), products_alone=True))
+    (alone,) = [v for v in found if v.doubt]
+    assert "all but products for nothing" in alone.name
+    assert [type(n) for n in alone.path.program.nodes] == ([Loop] if spared else [Loop, Stage])
 
 
 def test_products_alone_are_worth_keeping() -> None:

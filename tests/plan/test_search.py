@@ -14,7 +14,7 @@ from autoremat._errors import CompileError
 from autoremat.measure import MemoryUse
 from autoremat.plan._candidates import Measured, Record, Variant
 from autoremat.plan._path import Path, State
-from autoremat.plan._search import HOPEFUL, MAX_COMPILES, VAIN, Search
+from autoremat.plan._search import FEW, HOPEFUL, MAX_COMPILES, PLENTY, VAIN, Search
 from autoremat.plan._stages import Program
 from autoremat.solve import Keep
 
@@ -30,7 +30,8 @@ class Numbers:
     """Candidates: of each variant the compiled and the predicted peaks of its plans; plan `i` costs `i + 1` and keeps less than `i - 1`.
 
     A compiled peak of `None`: the compiler runs out of memory. The last `nested` plans of each path have nested checkpoints. `alike`: all
-    variants are of one partition. `equal`: what has the same index decides the same. `kept`: the bytes that plans keep.
+    variants are of one partition. `equal`: what has the same index decides the same. `kept`: the bytes that plans keep. `doubt`: of the last variant.
+    `costs`: in place of `i + 1`. The last `halved` plans have snapshots in loops.
     """
 
     peaks: Sequence[Sequence[int | None]]
@@ -40,22 +41,38 @@ class Numbers:
     alike: bool = False
     equal: bool = False
     kept: Sequence[int] = ()
+    doubt: float = 0.0
+    costs: Sequence[int] = ()
+    halved: int = 0
     record: Record = field(default_factory=Record)
     compiled: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
     def variants(self) -> Any:
         for number, peaks in enumerate(self.peaks):
-            flat = len(peaks) - self.nested
-            states = tuple(
-                State(i, (), self.bytes(i), i + 1, i + 1, reversal=(Keep(0, 0),) if i >= flat else ())
-                for i in range(len(peaks))
-            )
+            states = tuple(self.state(i, len(peaks)) for i in range(len(peaks)))
             program: Any = Program
             partition = "one" if self.alike else str(number)
-            yield Variant(str(number), "barrier", Path(program, states, ()), partition)
+            doubt = self.doubt if number == len(self.peaks) - 1 else 0.0
+            yield Variant(str(number), "barrier", Path(program, states, ()), partition, doubt)
+
+    def state(self, index: int, count: int) -> State:
+        cost, nested = self.cost(index), index >= count - self.nested
+        halvings = int(index >= count - self.halved)
+        return State(
+            index,
+            (),
+            self.bytes(index),
+            cost,
+            cost,
+            halvings=halvings,
+            reversal=(Keep(0, 0),) if nested else (),
+        )
 
     def bytes(self, index: int) -> int:
         return self.kept[index] if self.kept and index >= 0 else 1000 - index
+
+    def cost(self, index: int) -> int:
+        return self.costs[index] if self.costs else index + 1
 
     def predicted(self, variant: int, index: int) -> int:
         return self.whole if index < 0 else self.guesses[variant][index]
@@ -70,7 +87,7 @@ class Numbers:
             peak = self.whole if index < 0 else self.peaks[variant][index]
             if peak is None:
                 raise CompileError("out of memory", out_of_memory=True)
-            cost = 0 if index < 0 else index + 1
+            cost = 0 if index < 0 else self.cost(index)
             self.record.measured[key] = Measured(*key, self.bytes(index), cost, cost, use(peak))
         return self.record.measured[key]
 
@@ -97,6 +114,57 @@ def test_a_true_prediction_takes_one_compilation() -> None:
     assert found is not None
     assert found.index == 25
     assert numbers.compiled[:2] == [(0, -1), (0, 25)] or numbers.compiled[1:] == [(0, 24), (0, 25)]
+
+
+@pytest.mark.parametrize(("high", "doubt", "compiled"), [(1.07, 0.0, 0), (1.07, 0.1, 1), (1.2, 0.1, 0)])
+def test_what_is_doubted_is_compiled_although_predicted_over(
+    high: float, doubt: float, compiled: int
+) -> None:
+    """The better plans of the last variant fit; what is predicted of them is too high."""
+    peaks = [740 - i for i in range(6)]
+    numbers = Numbers([falling(50), peaks], [falling(50), [int(p * high) for p in peaks]], doubt=doubt)
+    _, found = search(numbers, 750)
+    assert found is not None
+    assert (found.variant, found.index) == ((1, 0) if compiled else (0, 25))
+    assert sum(variant == 1 for variant, _ in numbers.compiled) == compiled
+
+
+def test_what_is_doubted_in_vain_is_not_doubted_again() -> None:
+    peaks = [790 - i for i in range(6)]
+    numbers = Numbers([falling(50), peaks], [falling(50), peaks], doubt=0.1)
+    _, found = search(numbers, 750)
+    assert found is not None
+    assert (found.variant, found.index) == (0, 25)
+    assert sum(variant == 1 for variant, _ in numbers.compiled) == 1
+
+
+@pytest.mark.parametrize(("over", "then"), [(7, 7), (200, 8)])
+def test_a_narrow_miss_is_followed_by_what_keeps_least_of_what_recomputes_as_much(
+    over: int, then: int
+) -> None:
+    """Buffers that predictions do not see: of six plans of nearly equal cost all but the last need a little more than they should."""
+    peaks = [14000, 12000, *(10000 + over - k for k in range(5)), 10000, 9000]
+    guesses = [14000, 12000, *(9990 - k for k in range(6)), 9000]
+    costs = [1, 500, *range(1000, 1006), 4000]
+    numbers = Numbers([peaks], [guesses], whole=20000, costs=costs)
+    _, found = search(numbers, 10000)
+    assert numbers.compiled[1:3] == [(0, 2), (0, then)]
+    assert found == numbers.record.measured[0, 7]
+
+
+@pytest.mark.parametrize(("plenty", "cost", "compiled"), [(6, 101, 6), (6, 104, 8), (60, 101, 8)])
+def test_after_six_compilations_only_what_recomputes_much_less_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, plenty: int, cost: int, compiled: int
+) -> None:
+    """Of eight variants the better plan, by 1 or by 4 %, is predicted to be less than 1 % too large, and is; the other one is known to fit."""
+    monkeypatch.setitem(HOPEFUL, "balanced", 100)
+    monkeypatch.setitem(PLENTY, "balanced", plenty)
+    peaks = [[1002 + v, 990] for v in range(8)]
+    numbers = Numbers(peaks, peaks, costs=[100, cost])
+    numbers.measure(0, 1)
+    found, best = search(numbers, 1000)
+    assert best == numbers.record.measured[0, 1]
+    assert found.compiles == compiled
 
 
 def test_nested_plans_that_need_more_do_not_hide_the_others() -> None:
@@ -352,6 +420,34 @@ def test_what_misses_by_little_may_fit_with_other_views() -> None:
     assert found is not None
     assert (found.variant, found.index) == (1, 1)
     assert (1, 0) not in numbers.compiled
+
+
+@pytest.mark.parametrize(("few", "tried"), [(5, True), (2, False)])
+def test_other_views_are_tried_where_few_were_compiled(
+    monkeypatch: pytest.MonkeyPatch, few: int, *, tried: bool
+) -> None:
+    monkeypatch.setitem(FEW, "balanced", few)
+    numbers = Numbers([[1100, 1020, 900], [1000, 1000, 900]], [[1000, 950, 900]] * 2, alike=True)
+    search(numbers, 1000)
+    assert ((1, 1) in numbers.compiled) == tried
+
+
+@pytest.mark.parametrize(
+    ("once", "compiled"),
+    [
+        ((1100, 990), [(0, 1)]),  # expected within 1.2 times the budget, and fits
+        ((1100, 1010), [(0, 1), (0, 2)]),
+        ((1300, 990), [(0, 2)]),  # expected above it
+    ],
+)
+def test_snapshots_come_after_what_recomputes_everything_once(
+    once: tuple[int, int], compiled: list[tuple[int, int]]
+) -> None:
+    """Nothing is predicted to fit: first what keeps its carry at each iteration, if that may fit, then what keeps half."""
+    expected, peak = once
+    numbers = Numbers([[1400, peak, 900]], [[1500, expected, 1050]], whole=2000, halved=1)
+    search(numbers, 1000, "fast")
+    assert numbers.compiled[1:] == compiled
 
 
 @pytest.mark.parametrize(("hopeful", "in_vain"), [(4, 4), (100, 8)])

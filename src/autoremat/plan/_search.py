@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from autoremat._errors import CompileError
-from autoremat.plan._candidates import Candidates, Measured
+from autoremat.plan._candidates import Candidates, Measured, Variant
 from autoremat.plan._path import Path, State
 
 WORTH = {"fast": 0.01, "balanced": 0.005, "optimal": 0.0}
@@ -24,6 +24,9 @@ WORTH = {"fast": 0.01, "balanced": 0.005, "optimal": 0.0}
 
 MATTERS = {"fast": 0.002, "balanced": 0.001, "optimal": 0.0}
 """... and as a share of recomputing everything."""
+
+PLENTY, MUCH = {"fast": 6, "balanced": 6, "optimal": 60}, 0.03
+"""... and, once so many were compiled, only if it recomputes so much less: 3 % of what is recomputed."""
 
 MAX_COMPILES = {"fast": 6, "balanced": 14, "optimal": 60}
 """Compilations of one search, beside that of the program as it is, by effort."""
@@ -42,6 +45,10 @@ SAME = 0.001
 
 VIEWS = 0.03
 """... or nearly one, where they differ in views: of a plan that is over the budget by no more than this share, the other is compiled at the end, ..."""
+
+NARROW, LITTLE = 0.001, 0.01
+"""Of a plan that is over the budget by no more than the first share, buffers decide that are too small for predictions to tell them apart: what keeps
+least, and recomputes at most the second share more, is compiled next."""
 
 FEW = {"fast": 0, "balanced": 5, "optimal": 60}
 """... if fewer than so many plans were compiled."""
@@ -80,7 +87,8 @@ class Search:
     interrupted: bool = field(default=False, init=False)
     _failures: int = field(default=0, init=False)
     _failed: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]], init=False)
-    _kinds: Sequence[tuple[str, str]] = field(default=(), init=False)
+    _narrow: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]], init=False)
+    _variants: Sequence[Variant] = field(default=(), init=False)
 
     def run(self) -> Measured | None:
         """The best plan that fits, or `None`. Interrupted (Ctrl-C), the best one until then; without one, the interrupt goes on."""
@@ -130,9 +138,9 @@ class Search:
         return self.candidates.record.measured.values()
 
     def _paths(self) -> list[Path]:
-        variants = list(itertools.islice(self.candidates.variants(), 1 if self.effort == "fast" else None))
-        self._kinds = [(v.partition, v.fence) for v in variants]
-        return [v.path for v in variants]
+        number = 1 if self.effort == "fast" else None
+        self._variants = list(itertools.islice(self.candidates.variants(), number))
+        return [v.path for v in self._variants]
 
     def _measure(self, variant: int, index: int) -> Measured | None:
         """`None` where the compiler itself ran out of memory: such a plan does not fit, and is not compiled again."""
@@ -151,9 +159,43 @@ class Search:
         return measured
 
     def _lower(self, paths: Sequence[Path]) -> None:
-        """Compile, again and again, the plan that recomputes least of those that are predicted to fit."""
-        while not self.exhausted and (chosen := self._least(paths)) is not None:
+        """Compile, again and again, the plan that recomputes least of those that are predicted to fit, or what stands in for one that nearly did."""
+        while not self.exhausted and (chosen := self._instead(paths) or self._least(paths)) is not None:
             self._measure(*chosen)
+
+    def _missed(self, share: float) -> list[Measured]:
+        """The compiled plans that are over the budget by no more than this share of it, what recomputes least first."""
+        over = [m for m in self._known() if m.index >= 0 and m.use.peak_bytes > self.budget]
+        return sorted(
+            (m for m in over if m.use.peak_bytes <= (1 + share) * self.budget), key=lambda m: m.cost
+        )
+
+    def _instead(self, paths: Sequence[Path]) -> tuple[int, int] | None:
+        """What stands in for a plan that missed the budget narrowly, if there is such a plan that this was not asked for: variant and index."""
+        for m in self._missed(NARROW):
+            if (m.variant, m.index) in self._narrow:
+                continue
+            self._narrow.add((m.variant, m.index))
+            if (found := self._with_little_more(paths, m)) is not None:
+                return found
+        return None
+
+    def _with_little_more(self, paths: Sequence[Path], m: Measured) -> tuple[int, int] | None:
+        """Of all that recomputes little more than a compiled plan and is predicted to need about as much, what keeps least, and less than it does."""
+        found = [
+            (path.states[i].nbytes, self.candidates.predicted(v, i), v, i)
+            for v, path in enumerate(paths)
+            if (i := self._last_within((1 + LITTLE) * m.cost, path)) >= 0
+            and path.states[i].nbytes < m.nbytes
+            and not self._is_known(v, path, i)
+        ]
+        most = (1 + VIEWS) * self.candidates.predicted(m.variant, m.index)
+        return next(((v, i) for _, predicted, v, i in sorted(found) if predicted <= most), None)
+
+    def _last_within(self, cost: float, path: Path) -> int:
+        """The last plan without nested checkpoints that is better than the best one known and recomputes at most so much; -1 if there is none."""
+        stop = min(path.flat, self._worth(path))
+        return bisect.bisect_right(path.states, cost, hi=stop, key=lambda s: s.cost) - 1
 
     def _is_compiled(self, variant: int, index: int) -> bool:
         """Whether a plan was compiled, or the compiler ran out of memory over it."""
@@ -192,12 +234,7 @@ class Search:
 
     def _other_views(self, paths: Sequence[Path]) -> tuple[int, int] | None:
         """Of the plans that missed by little and recompute least, what keeps as much otherwise, if none such was compiled."""
-        missed = [
-            m
-            for m in self._known()
-            if m.index >= 0 and self.budget < m.use.peak_bytes <= (1 + VIEWS) * self.budget
-        ]
-        for m in sorted(missed, key=lambda m: m.cost):
+        for m in self._missed(VIEWS):
             alike = [
                 (v, i)
                 for v, path in enumerate(paths)
@@ -238,6 +275,8 @@ class Search:
 
         Nesting lowers what is kept, but what it adds may cost a compiler more: the two parts are searched one after the other.
         """
+        if stop and self._is_doubted(variant, path):
+            return 0
         flat = min(path.flat, stop)
         for part in (range(flat), range(flat, stop)):
             if (index := self._first_of(variant, path, part)) is not None:
@@ -290,7 +329,8 @@ class Search:
         best = self.best()
         if best is None:
             return len(path.states)
-        least = max(1, WORTH[self.effort] * best.cost, MATTERS[self.effort] * path.states[-1].cost)
+        share = WORTH[self.effort] if self.compiles < PLENTY[self.effort] else MUCH
+        least = max(1, share * best.cost, MATTERS[self.effort] * path.states[-1].cost)
         return sum(1 for s in path.states if s.cost <= best.cost - least)
 
     def _is_narrow(self, path: Path, whole: Sequence[int], low: int, high: int) -> bool:
@@ -348,7 +388,18 @@ class Search:
 
     def _kind(self, variant: int) -> tuple[str, str] | None:
         """Partition and fence of a variant; `None` for one of another effort, which this one does not look at."""
-        return self._kinds[variant] if variant < len(self._kinds) else None
+        if variant >= len(self._variants):
+            return None
+        return self._variants[variant].partition, self._variants[variant].fence
+
+    def _is_doubted(self, variant: int, path: Path) -> bool:
+        """Whether the first plan of a path may fit for all that is predicted, and none of its kind was compiled."""
+        doubt, kind = self._variants[variant].doubt, self._kind(variant)
+        if not doubt or any(self._kind(m.variant) == kind for m in self._known()):
+            return False
+        return not self._is_known(variant, path, 0) and (
+            self.candidates.predicted(variant, 0) * (1 - doubt) <= self.budget
+        )
 
     def _nearest(self, variant: int, nbytes: int) -> Measured | None:
         """The compiled plan that keeps most nearly so much; one of another partition or fence only if it is nearer by far."""

@@ -106,11 +106,13 @@ class Program:
             else:
                 yield from node.body.stages()
 
-    def without_tail(self, share: float) -> Program:
-        """The same with its last stage left as it is, if that is in no loop and can give back less than this share of what all can."""
+    def has_small_tail(self, share: float) -> bool:
+        """Whether the last node is a stage, in no loop, that can give back less than this share of what all can."""
         tail = self.nodes[-1] if self.nodes else None
-        if not isinstance(tail, Stage) or tail.movable_bytes >= share * movable_bytes(self.stages()):
-            return self
+        return isinstance(tail, Stage) and tail.movable_bytes < share * movable_bytes(self.stages())
+
+    def without_tail(self) -> Program:
+        """The same with its last node left as it is."""
         return replace(self, nodes=self.nodes[:-1])
 
 
