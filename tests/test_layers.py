@@ -62,9 +62,10 @@ LAYERS: dict[str, set[str]] = {
     },
 }
 # The files beside the folders. All others, __init__.py among them, are the public surface: "autoremat".
-FILES = {"_errors", "_compat"}
+FILES = {"_errors", "_compat", "_depth"}
 MAY_USE = {
     "_errors": set(LAYERS) | {"_compat"},
+    "_depth": {"transform", "_compat"},
     "_compat": {"transform", "target", "measure", "sharding", "predict", "plan"},
     "autoremat": {"cli"},
 }

@@ -40,6 +40,8 @@ from jax.interpreters import ad as ad
 from jax.interpreters import batching as batching
 from jax.interpreters import mlir as mlir
 
+from autoremat._depth import one_level_deeper
+
 try:  # JAX >= 0.12 describes the operands of a scan by flat trees; drop when the minimum is 0.12
     from jax._src import flattree as _flattree
 except ImportError:
@@ -83,6 +85,10 @@ _CLOSED_IS_OPEN = jex.ClosedJaxpr is jex.Jaxpr
 
 # XLA for CPU up to JAX 0.10 fuses a sum into all of its readers, however large they are; drop when the minimum is 0.11
 FUSES_INTO_READERS = jax.__version_info__ < (0, 11)
+
+# What the primitive `eval_jaxpr` calls its program: since JAX 0.12 it is every call without a meaning of its own, before only that of a
+# `shard_map`'s residuals; drop when the minimum is 0.12
+EVALUATED = "call_jaxpr" if hasattr(_core, "eval_jaxpr_p") else "jaxpr"
 
 # JAX >= 0.12 hands dead-code rules a list of live inputs; drop when the minimum is 0.12
 _DCE_HAS_LIVE_INS = jax.__version_info__ >= (0, 12)
@@ -240,7 +246,8 @@ def trace(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], what: str) ->
 
 
 def _traced(wrapped: Any, avals: Sequence[Any]) -> tuple[Jaxpr, list[Any]]:
-    jaxpr, _, consts = _pe.trace_to_jaxpr_dynamic(wrapped, list(avals))
+    with one_level_deeper():
+        jaxpr, _, consts = _pe.trace_to_jaxpr_dynamic(wrapped, list(avals))
     return hoist_constants(open_jaxpr(jaxpr)[0]), list(consts)  # JAX >= 0.12 has hoisted them already
 
 
@@ -270,7 +277,8 @@ def hoist_constants(jaxpr: Jaxpr) -> Jaxpr:
 
 def dce(jaxpr: Jaxpr, used_outputs: Sequence[bool]) -> tuple[Jaxpr, list[bool]]:
     """Remove dead code, inside loops and calls as well; returns the jaxpr and which inputs are left."""
-    return _pe.dce_jaxpr(jaxpr, tuple(used_outputs))
+    with one_level_deeper():
+        return _pe.dce_jaxpr(jaxpr, tuple(used_outputs))
 
 
 def without_dead_code(jaxpr: Jaxpr) -> Jaxpr:

@@ -29,8 +29,16 @@ from autoremat._compat import (
     trace,
 )
 from autoremat.graph._trace import aval_size
-from autoremat.predict._fuse import LAYOUT_COPY
-from autoremat.predict._program import BARRIER, Instruction, Program, without_dead_code
+from autoremat.predict._fuse import ELEMENTWISE, JOIN, LAYOUT_COPY
+from autoremat.predict._program import (
+    BARRIER,
+    RECIPROCAL,
+    STACK,
+    Instruction,
+    Program,
+    View,
+    without_dead_code,
+)
 from autoremat.sharding import Shards, shards_of_arrays
 from autoremat.transform._jaxpr import CALLS, CHECKPOINTS, is_var
 from autoremat.transform._linear_map import run_map
@@ -61,18 +69,29 @@ _SAME = frozenset(
 
 _INDEX_BYTES = 4
 
+_FEW_JOINED = 8
+_LONG_ROW, _LARGE_JOINED = 64, 2048
+"""Limits of XLA for CPUs, in arrays and in bytes: up to so many arrays, and rows or results shorter than these, are joined inside other kernels."""
+
 GATHER, SCATTER = "all_gather", "reduce_scatter"
 """What devices exchange where they divide values otherwise than work."""
 
 
-def flatten(jaxpr: Jaxpr, division: Divided, sliced: Collection[Var] = ()) -> Program:
+def flatten(
+    jaxpr: Jaxpr,
+    division: Divided,
+    sliced: Collection[Var] = (),
+    num_carry: int | None = None,
+    trips: int = 0,
+) -> Program:
     """The flat program of an open jaxpr; its constants come first among the inputs. Sizes are those of one device. `sliced` are the inputs
-    that an iteration of a loop reads of stacks."""
+    that an iteration of a loop reads of stacks, and it writes its outputs behind the first `num_carry` into others, `trips` times."""
     live, _ = dce(jaxpr, [True] * len(jaxpr.outvars))
     flattener = _Flattener(division)
     inputs = [flattener.value(v) for v in (*live.constvars, *live.invars)]
     bound: dict[Any, Operand] = dict(zip((*live.constvars, *live.invars), inputs, strict=True))
     outs = flattener.run(live, bound)
+    carried = len(outs) if num_carry is None else num_carry
     program = Program(
         nbytes=tuple(flattener.nbytes),
         rank=tuple(flattener.rank),
@@ -82,6 +101,8 @@ def flatten(jaxpr: Jaxpr, division: Divided, sliced: Collection[Var] = ()) -> Pr
         slices=tuple(
             value for v, value in zip(live.invars, inputs[len(live.constvars) :], strict=True) if v in sliced
         ),
+        stacked=tuple(v for v in outs[carried:] if isinstance(v, int)),
+        trips=trips,
     )
     return without_dead_code(program)
 
@@ -190,7 +211,8 @@ class _Flattener:
             return [self._part(eqn, operands[0], k) for k in range(len(eqn.outvars))]
         same = _handed_on(eqn, operands)
         if same is not None:
-            return [operands[same]]
+            operand = operands[same]
+            return [_seen(operand, eqn.invars[same].aval, eqn.outvars[0].aval)]
         return self._operation(eqn, operands)
 
     def _call(self, eqn: JaxprEqn, operands: list[Operand]) -> Sequence[Operand]:
@@ -240,8 +262,21 @@ class _Flattener:
             made = [self.array(self.nbytes[v] * moves.scattered, self.rank[v]) for v in outputs]
         if name == "conv_general_dilated":
             operands, made = self._as_convolved(eqn, operands, made)
-        elif name == "dot_general" and len(eqn.params["dimension_numbers"][0][0]) > 1:
-            operands = [self._copied(eqn, operands[0]), operands[1]]
+        elif name == "div":
+            name, operands = self._as_divided(eqn, operands, outputs[0])
+        elif name == "integer_pow" and eqn.params["y"] < 0:
+            name = RECIPROCAL
+        elif name in ELEMENTWISE:
+            pairs = zip(operands, eqn.invars, strict=True)
+            operands = [_seen(v, var.aval, eqn.outvars[0].aval) for v, var in pairs]
+        elif name == "dot_general":
+            operands = self._as_multiplied(eqn, operands)
+        if name == "scan":
+            operands = [*operands, *self._stacks(eqn)]
+        elif name == "select_and_scatter_add":
+            operands, kind = self._picked(eqn, operands), None
+        elif name == "concatenate" and _stands_alone(eqn):
+            name = JOIN
         self._emit(eqn, name, operands, made, kind)
         if made != outputs:
             kind = LAYOUT_COPY if moves.scattered == 1 else SCATTER
@@ -261,21 +296,55 @@ class _Flattener:
         return self.known[key][0]
 
     def _emit(
-        self, eqn: JaxprEqn, name: str, operands: Sequence[Operand], outputs: Sequence[int], kind: Hashable
+        self,
+        eqn: JaxprEqn,
+        name: str,
+        operands: Sequence[Operand],
+        outputs: Sequence[int],
+        kind: Hashable,
+        workspace: int = 0,
     ) -> None:
-        inner, workspace = _inside(eqn, self.division)
         self.instructions.append(
             Instruction(
                 primitive=name,
                 inputs=tuple(v for v in operands if isinstance(v, int)),
                 outputs=tuple(outputs),
                 literals=any(isinstance(v, Scalar) for v in operands),
-                inner=inner,
+                inner=_inside(eqn, self.division),
                 workspace=workspace,
+                spread=_spread(eqn) if name == "conv_general_dilated" else 1,
+                initial=_initial(eqn, operands),
                 kind=kind,
                 source=source_of(eqn),
             )
         )
+
+    def _picked(self, eqn: JaxprEqn, operands: Sequence[Operand]) -> list[Operand]:
+        """The derivative of a pooling has two parts: XLA for CPUs makes an array of indices for each dimension and reduces them with the operand,
+        window by window; where the largest stood, it adds the source to the result."""
+        source, operand = operands
+        shape = eqn.outvars[0].aval.shape
+        share = Fraction(
+            self.division.shards.nbytes(eqn.outvars[0]), max(1, aval_size(eqn.outvars[0].aval)[2])
+        )
+        indices, picked = (
+            math.ceil(math.prod(v.aval.shape) * len(shape) * _INDEX_BYTES * share)
+            for v in (eqn.outvars[0], eqn.invars[0])
+        )
+        made = self.array(picked, len(shape))
+        self._emit(eqn, "reduce_window", [operand], [made], None, indices)
+        return [source, made]
+
+    def _stacks(self, eqn: JaxprEqn) -> list[int]:
+        """The zeros that the stacked results of a `scan` start as."""
+        found: list[int] = []
+        for var in eqn.outvars[scan_sizes(eqn.params)[1] :]:
+            key = (STACK, var.aval.shape, var.aval.dtype)
+            if key not in self.known:
+                self.known[key] = [self.value(var)]
+                self._emit(eqn, STACK, [], self.known[key], key)
+            found += self.known[key]
+        return found
 
     def _copied(self, eqn: JaxprEqn, operand: Operand) -> Operand:
         if isinstance(operand, Scalar):
@@ -283,6 +352,31 @@ class _Flattener:
         copy = self.array(self.nbytes[operand], self.rank[operand])
         self._emit(eqn, LAYOUT_COPY, [operand], [copy], LAYOUT_COPY)
         return copy
+
+    def _as_multiplied(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+        """Matrix products want one dimension to sum over and one to keep: others are read as one. Of several to sum over, the first operand is
+        written anew."""
+        contracted, batched = eqn.params["dimension_numbers"]
+        found: list[Operand] = []
+        for operand, var, summed, batch in zip(operands, eqn.invars, contracted, batched, strict=True):
+            kept = len(var.aval.shape) - len(summed) - len(batch)
+            plain = len(summed) <= 1 and kept <= 1
+            found.append(operand if plain or not isinstance(operand, int) else View(operand))
+        return [self._copied(eqn, found[0]), found[1]] if len(contracted[0]) > 1 else found
+
+    def _as_divided(self, eqn: JaxprEqn, operands: list[Operand], out: int) -> tuple[str, list[Operand]]:
+        """Where the divisor is one number for several elements, the compiler multiplies by its reciprocal."""
+        shape = eqn.outvars[0].aval
+        over, divisor = (_seen(v, var.aval, shape) for v, var in zip(operands, eqn.invars, strict=True))
+        if isinstance(divisor, Scalar):
+            return "mul", [over, divisor]
+        if self.nbytes[divisor] >= self.nbytes[out]:
+            return "div", [over, divisor]
+        key = (RECIPROCAL, divisor)
+        if key not in self.known:
+            self.known[key] = [self.array(self.nbytes[divisor], self.rank[divisor])]
+            self._emit(eqn, RECIPROCAL, [divisor], self.known[key], RECIPROCAL)
+        return "mul", [over, View(self.known[key][0])]
 
     def _as_convolved(
         self, eqn: JaxprEqn, operands: list[Operand], outputs: list[int]
@@ -298,6 +392,44 @@ class _Flattener:
         if tuple(dims.out_spec[:2]) != (0, last):
             outputs = [self.value(eqn.outvars[0])]
         return [lhs, rhs], outputs
+
+
+def _initial(eqn: JaxprEqn, operands: Sequence[Operand]) -> tuple[int, ...]:
+    """Of the operands of a loop those that its results start as."""
+    if eqn.primitive.name == "scan":
+        num_consts, num_carry = scan_sizes(eqn.params)
+        num_xs = len(eqn.invars) - num_consts - num_carry
+        chosen = (
+            *operands[num_consts : num_consts + num_carry],
+            *operands[num_consts + num_carry + num_xs :],
+        )
+    elif eqn.primitive.name == "while":
+        chosen = tuple(operands[eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :])
+    else:
+        return ()
+    return tuple(v for v in chosen if isinstance(v, int))
+
+
+def _stands_alone(eqn: JaxprEqn) -> bool:
+    """Whether XLA for CPUs joins arrays in a kernel of its own: many, or along the last dimension."""
+    (out,) = (v.aval for v in eqn.outvars)
+    last = eqn.params["dimension"] == len(out.shape) - 1 and len(out.shape) > 1
+    row, size = out.shape[-1] * out.dtype.itemsize, math.prod(out.shape) * out.dtype.itemsize
+    return len(eqn.invars) > _FEW_JOINED or (last and row >= _LONG_ROW and size >= _LARGE_JOINED)
+
+
+def _spread(eqn: JaxprEqn) -> int:
+    """Of the derivative of a depthwise convolution in its kernel, how many channels there are; 1 for other convolutions."""
+    groups = eqn.params["batch_group_count"]
+    features = eqn.outvars[0].aval.shape[eqn.params["dimension_numbers"].out_spec[1]]
+    return groups if groups == features else 1
+
+
+def _seen(operand: Operand, made: Any, wanted: Any) -> Operand:
+    """A value as it is read, in the shape that is wanted."""
+    if isinstance(operand, Scalar) or getattr(made, "shape", ()) == getattr(wanted, "shape", ()):
+        return operand
+    return View(operand)
 
 
 def _handed_on(eqn: JaxprEqn, operands: Sequence[Operand]) -> int | None:
@@ -340,24 +472,19 @@ def _holds_program(parameter: Any) -> bool:
     return is_jaxpr(parameter) or (isinstance(parameter, (tuple, list)) and any(map(is_jaxpr, parameter)))
 
 
-def _inside(eqn: JaxprEqn, division: Divided) -> tuple[tuple[Program, ...], int]:
-    """The programs that an equation runs, and bytes that it needs besides."""
+def _inside(eqn: JaxprEqn, division: Divided) -> tuple[Program, ...]:
+    """The programs that an equation runs."""
     name, params = eqn.primitive.name, eqn.params
     if name == "scan":
         body, _ = open_jaxpr(params["jaxpr"])
         num_consts, num_carry = scan_sizes(params)
-        stacked = sum(division.shards.nbytes(v) for v in body.outvars[num_carry:] if is_var(v))
-        return (flatten(body, division, body.invars[num_consts + num_carry :]),), stacked
+        sliced = body.invars[num_consts + num_carry :]
+        return (flatten(body, division, sliced, num_carry, params["length"]),)
     if name == "while":
-        return tuple(_inner(params[p], division) for p in ("cond_jaxpr", "body_jaxpr")), 0
+        return tuple(_inner(params[p], division) for p in ("cond_jaxpr", "body_jaxpr"))
     if name == "cond":
-        return tuple(_inner(branch, division) for branch in params["branches"]), 0
-    if name == "select_and_scatter_add":
-        # XLA for CPUs makes an array of indices for each dimension, of both operands.
-        elements = sum(math.prod(v.aval.shape) for v in eqn.invars)
-        share = Fraction(division.shards.nbytes(eqn.outvars[0]), max(1, aval_size(eqn.outvars[0].aval)[2]))
-        return (), math.ceil(elements * len(eqn.outvars[0].aval.shape) * _INDEX_BYTES * share)
-    return (), 0
+        return tuple(_inner(branch, division) for branch in params["branches"])
+    return ()
 
 
 def _inner(called: Any, division: Divided) -> Program:

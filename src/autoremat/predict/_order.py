@@ -65,6 +65,10 @@ class _Walk:
         # A barrier is three kinds of instructions there: a tuple, the barrier, and one for each of its results.
         barriers = sum(1 + len(k.outputs) for k in instructions if k.is_barrier)
         count = len(instructions) + len(self.program.inputs) + 1 + barriers
+        if self.program.trips:
+            # What is read of the state of a loop is an instruction of its own, and fans out.
+            for v in self.program.inputs:
+                self.extra[v] = max(0, self.uses[v] - 1)
         walked = 0
         seen: dict[str, int] = {}
         self.names = [""] * len(instructions)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from autoremat.predict._compiler import Compiler
 from autoremat.predict._fuse import ELEMENTWISE, kernels
+from autoremat.predict._hosts import hosted
 from autoremat.predict._order import depth_first
 from autoremat.predict._program import Instruction, Program
 from autoremat.solve import Step, alive
 
-_IN_PLACE = ELEMENTWISE | {"dynamic_update_slice", "scatter", "scatter-add", "scan", "while"}
+_IN_PLACE = ELEMENTWISE | {"library", "dynamic_update_slice", "scatter", "scatter-add"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +36,18 @@ class Peak:
 NOTHING = Moment(primitive="", nbytes=0, source="")
 
 
-def peak(program: Program, compiler: Compiler) -> Peak:
-    """The temporaries of a program, arguments and results not counted, as `compiler` would lay them out."""
+def peak(program: Program, compiler: Compiler, places: Collection[int] = ()) -> Peak:
+    """The temporaries of a program, arguments and results not counted, as `compiler` would lay them out. In the memory of `places`, which are
+    results, they may live until those are made."""
     made = kernels(program, compiler)
     order = depth_first(made)
     ran = [made.instructions[i] for i in order]
-    nbytes = alive(made.nbytes, _steps(made, ran, compiler))
+    steps = _steps(made, ran, compiler)
+    elsewhere = set(made.outputs)
+    if places:
+        elsewhere |= hosted(made.nbytes, steps, elsewhere & set(places))
+    counted = [replace(s, makes=[v for v in s.makes if v not in elsewhere]) for s in steps]
+    nbytes = alive(made.nbytes, counted)
     timeline = tuple(
         Moment(primitive=k.primitive, nbytes=n, source=k.source)
         for k, n in zip(ran, nbytes, strict=True)
@@ -50,9 +58,8 @@ def peak(program: Program, compiler: Compiler) -> Peak:
 
 
 def _steps(program: Program, ran: list[Instruction], compiler: Compiler) -> list[Step]:
-    """What runs, as the judge wants it: results have memory of their own, and a barrier's results lie where its operands do."""
+    """What runs, as the judge wants it: a barrier's results lie where its operands do."""
     where: dict[int, int] = {}
-    results = set(program.outputs)
     steps: list[Step] = []
     for kernel in ran:
         reads = {where.get(v, v) for v in kernel.inputs}
@@ -60,7 +67,13 @@ def _steps(program: Program, ran: list[Instruction], compiler: Compiler) -> list
             where.update((o, where.get(i, i)) for i, o in zip(kernel.inputs, kernel.outputs, strict=True))
             steps.append(Step(reads, ()))
             continue
-        makes = [v for v in kernel.outputs if v not in results]
-        workspace = kernel.workspace + max((peak(p, compiler).temp_bytes for p in kernel.inner), default=0)
-        steps.append(Step(reads, makes, workspace, kernel.primitive in _IN_PLACE))
+        workspace = kernel.workspace + max((_inside(p, compiler) for p in kernel.inner), default=0)
+        over = reads if kernel.primitive in _IN_PLACE else {where.get(v, v) for v in kernel.initial}
+        steps.append(Step(reads, kernel.outputs, workspace, over))
     return steps
+
+
+def _inside(program: Program, compiler: Compiler) -> int:
+    """Bytes of temporaries of a program that another one runs."""
+    kept = 0 if compiler.writes_slices else sum(program.nbytes[v] for v in program.stacked)
+    return peak(program, compiler).temp_bytes + kept

@@ -51,11 +51,15 @@ def predict(fun: Callable[..., Any], *args: Any, target: str | Target | None = N
     """
     jaxpr, constants = open_jaxpr(jax.make_jaxpr(fun)(*args))
     division = divide(jaxpr, (*constants, *jax.tree.leaves(args)))
-    found = peak(flatten(jaxpr, division), compiler_for(resolve(target).platform))
+    aliases = _alias_bytes(jaxpr, division.shards)
+    program, compiler = flatten(jaxpr, division), compiler_for(resolve(target).platform)
+    # What takes the place of a donated argument is written over it: its memory is taken from the start.
+    places = program.outputs if compiler.lends_results and not aliases else ()
+    found = peak(program, compiler, places)
     return Prediction(
         argument_bytes=sum(map(division.shards.nbytes, jaxpr.invars)),
         output_bytes=sum(division.shards.nbytes(v) for v in jaxpr.outvars if is_var(v)),
-        alias_bytes=_alias_bytes(jaxpr, division.shards),
+        alias_bytes=aliases,
         temp_bytes=found.temp_bytes,
         at=found.at,
         timeline=found.timeline,

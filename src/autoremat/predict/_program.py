@@ -8,11 +8,22 @@ Calls are inlined; what runs in a loop or a branch is a program inside. A view o
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 BARRIER = "optimization_barrier"
 """Its outputs are its inputs, in the same order and in the same memory."""
+
+
+class View(int):
+    """A value that is read in another shape than it was made in."""
+
+
+RECIPROCAL = "reciprocal"
+"""One over a number or a power of it. Compilers multiply by that of what is broadcast rather than to divide."""
+
+STACK = "stack"
+"""Zeros, which the iterations of a loop replace by their results. Loops that fill stacks of the same shape start from the same zeros."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +31,8 @@ class Instruction:
     """One operation.
 
     `literals` says that some operands are scalars that stand in the program. `inner` are the programs that it runs: the body of a
-    loop, the branches of a condition. `workspace` are bytes that it needs beside operands and results. `kind` is equal for operations
+    loop, the branches of a condition. `workspace` are bytes that it needs beside operands and results. `spread` says of the derivative of a
+    depthwise convolution in its kernel among how many channels it is one. Inputs that it reads in another shape than they are made in are `View`s. `initial` are the inputs that the results of a loop start as. `kind` is equal for operations
     that do the same to their inputs; `None` if it is equal to no other. `source` is where the user's program made it.
     """
 
@@ -30,8 +42,15 @@ class Instruction:
     literals: bool = False
     inner: tuple[Program, ...] = ()
     workspace: int = 0
+    spread: int = 1
+    initial: tuple[int, ...] = ()
     kind: Hashable = None
     source: str = ""
+
+    def reading(self, instead: Mapping[int, int]) -> Instruction:
+        """The same on other inputs."""
+        inputs = tuple(_like(v, instead.get(v, v)) for v in self.inputs)
+        return replace(self, inputs=inputs, initial=tuple(instead.get(v, v) for v in self.initial))
 
     @property
     def is_barrier(self) -> bool:
@@ -39,10 +58,15 @@ class Instruction:
         return self.primitive == BARRIER
 
 
+def _like(read: int, value: int) -> int:
+    return View(value) if isinstance(read, View) else value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """Instructions on values of `nbytes[v]` bytes and `rank[v]` dimensions. `slices` are the inputs that an iteration of a loop reads of
-    stacks."""
+    stacks, `stacked` the outputs that it writes into them; `trips` says how often it
+    runs, 0 for what is no body of such a loop."""
 
     nbytes: tuple[int, ...]
     rank: tuple[int, ...]
@@ -50,6 +74,8 @@ class Program:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     slices: tuple[int, ...] = ()
+    stacked: tuple[int, ...] = ()
+    trips: int = 0
 
     def makers(self) -> list[int]:
         """For each value the instruction that makes it; -1 for an input."""
@@ -88,36 +114,6 @@ def without_dead_code(program: Program) -> Program:
 def _trimmed(barrier: Instruction, wanted: set[int]) -> Instruction:
     pairs = [p for p in zip(barrier.inputs, barrier.outputs, strict=True) if p[1] in wanted]
     return replace(barrier, inputs=tuple(i for i, _ in pairs), outputs=tuple(o for _, o in pairs))
-
-
-def without_barriers(program: Program) -> Program:
-    """Let readers of a barrier's outputs read its inputs."""
-    same: dict[int, int] = {}
-    kept: list[Instruction] = []
-    for instruction in program.instructions:
-        inputs = tuple(same.get(v, v) for v in instruction.inputs)
-        if instruction.is_barrier:
-            same.update(zip(instruction.outputs, inputs, strict=True))
-        else:
-            kept.append(replace(instruction, inputs=inputs))
-    outputs = tuple(same.get(v, v) for v in program.outputs)
-    return replace(program, instructions=tuple(kept), outputs=outputs)
-
-
-def with_copied_slices(program: Program) -> Program:
-    """Let what reads a slice of a stack read a copy of it."""
-    nbytes, rank = list(program.nbytes), list(program.rank)
-    copies: dict[int, int] = {}
-    for v in program.slices:
-        copies[v] = len(nbytes)
-        nbytes.append(program.nbytes[v])
-        rank.append(program.rank[v])
-    made = [
-        Instruction(primitive="dynamic_slice", inputs=(v,), outputs=(copy,)) for v, copy in copies.items()
-    ]
-    kept = [replace(e, inputs=tuple(copies.get(v, v) for v in e.inputs)) for e in program.instructions]
-    found = replace(program, nbytes=tuple(nbytes), rank=tuple(rank), instructions=(*made, *kept))
-    return without_dead_code(found)
 
 
 def post_order(roots: Sequence[int], operands: Sequence[Sequence[int]]) -> list[int]:

@@ -97,13 +97,13 @@ class Timeline:
 class Step:
     """One thing that runs: it reads some copies and makes others, and needs `workspace` bytes while it runs.
 
-    An `in_place` step writes what it makes over copies of the same size that it is the last to read.
+    What it makes it writes over copies of the same size, of those in `over`, that it is the last to read.
     """
 
     reads: Collection[int]
     makes: Sequence[int]
     workspace: int = 0
-    in_place: bool = False
+    over: Collection[int] = ()
 
 
 def alive(nbytes: Sequence[int], steps: Sequence[Step]) -> list[int]:
@@ -120,7 +120,7 @@ def alive(nbytes: Sequence[int], steps: Sequence[Step]) -> list[int]:
     held = 0
     for step, ending in zip(steps, ends, strict=True):
         held += sum(nbytes[c] for c in step.makes)
-        reused = _overwritten(nbytes, step, ending) if step.in_place else 0
+        reused = _overwritten(nbytes, step, ending) if step.over else 0
         result.append(held + step.workspace - reused)
         held -= sum(nbytes[c] for c in ending)
     return result
@@ -128,7 +128,7 @@ def alive(nbytes: Sequence[int], steps: Sequence[Step]) -> list[int]:
 
 def _overwritten(nbytes: Sequence[int], step: Step, ending: Sequence[int]) -> int:
     """Bytes of what a step makes over copies that end with it."""
-    free = [nbytes[c] for c in ending if c in step.reads]
+    free = [nbytes[c] for c in ending if c in step.over]
     reused = 0
     for copy in step.makes:
         if nbytes[copy] in free:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from autoremat._compat import (
+    EVALUATED,
     DropVar,
     Jaxpr,
     JaxprEqn,
@@ -32,7 +33,7 @@ PLAIN_CALLS = {
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
-    "eval_jaxpr": "jaxpr",
+    "eval_jaxpr": EVALUATED,
 }
 
 

@@ -24,6 +24,7 @@ from autoremat._compat import (
     lower_inline,
     new_jaxpr,
 )
+from autoremat._depth import one_level_deeper
 from autoremat.transform._jaxpr import is_var
 
 
@@ -61,7 +62,8 @@ def lower(
 
 
 def _lower_all(ctx: Any, jaxpr: Jaxpr, args: Sequence[Any]) -> Any:
-    return lower_inline(ctx, jaxpr, "checkpoint", *args)
+    with one_level_deeper():
+        return lower_inline(ctx, jaxpr, "checkpoint", *args)
 
 
 def _lower_once(ctx: Any, jaxpr: Jaxpr, args: Sequence[Any], results: dict[Hashable, list[Any]]) -> list[Any]:
