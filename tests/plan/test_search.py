@@ -294,6 +294,18 @@ def test_the_next_better_plan_is_tried_where_much_room_is_left() -> None:
     assert numbers.compiled == [(0, -1), (0, 2), (0, 1)]
 
 
+def test_what_recomputes_much_less_is_tried_where_it_is_nearly_predicted_to_fit() -> None:
+    """The third plan of the first variant is predicted 2 % too high, the one before it 5 %; what is looked at of the rest is far over."""
+    peaks = [[2000, 1000, 990, 1900, 1900, 1900], [1900, 1900, 1900, 1900, 1900, 900]]
+    guesses = [[2000, 1045, 1015, 1900, 1900, 1900], [1900, 1900, 1900, 1900, 1900, 900]]
+    costs = [10, 20, 30, 97, 98, 99]
+    numbers = Numbers(peaks, guesses, costs=costs)
+    _, found = search(numbers, 1000)
+    assert found is not None
+    assert (found.variant, found.index) == (0, 2)
+    assert numbers.compiled == [(0, -1), (1, 5), (0, 2)]
+
+
 def test_a_plan_corrects_those_of_its_own_partition_first() -> None:
     """Of the first variant predictions are right, of the second half of the truth: its own plan says so, though one of the first is as near."""
     numbers = Numbers(

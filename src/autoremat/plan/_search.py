@@ -65,6 +65,10 @@ FINE = 0.003
 ROOM, VAIN = 0.05, 2
 """A best plan that leaves this share of the budget is no end: what keeps so much more is compiled, in vain so often at most."""
 
+ENDS = 3
+"""Of each path, so many of the last plans that recompute much less than the best one, which leaves room, are compiled if they are expected to be over
+the budget by no more than what views make: a path of which most plans do not fit is looked at in few places before."""
+
 BOTTOM = 8
 """Plans of the second half of a path that are looked at where none is predicted to fit, ..."""
 
@@ -247,8 +251,8 @@ class Search:
         return None
 
     def _use_room(self, paths: Sequence[Path]) -> None:
-        """The best plan leaves room: compile what keeps so much more, or else the next better plan, whatever was predicted, until that fails `VAIN`
-        times.
+        """The best plan leaves room: compile what is expected to need little more than the budget, or what keeps so much more, or else the next better
+        plan, whatever was predicted, until that fails `VAIN` times.
 
         A model of a compiler may be wrong about one plan and right about its neighbour; what they keep differs by what it differs.
         """
@@ -257,18 +261,30 @@ class Search:
             best = self.best()
             if best is None or best.index < 0 or best.use.peak_bytes > (1 - ROOM) * self.budget:
                 return
-            found = self._with_room(best, paths[best.variant])
-            if found is None:
+            chosen = self._nearly(paths) or self._with_room(best, paths[best.variant])
+            if chosen is None:
                 return
-            measured = self._measure(best.variant, found)
+            measured = self._measure(*chosen)
             vain += measured is None or not self.fits(measured)
 
-    def _with_room(self, best: Measured, path: Path) -> int | None:
+    def _nearly(self, paths: Sequence[Path]) -> tuple[int, int] | None:
+        """Of what recomputes much less than the best plan, at the end of each path, what is expected to need least, if that is little more than the
+        budget: variant and index."""
+        found: list[tuple[float, int, int]] = []
+        for v, path in enumerate(paths):
+            stop = min(self._worth(path, MUCH), path.flat)
+            ends = [i for i in range(max(0, stop - ENDS), stop) if not self._is_known(v, path, i)]
+            found += [(self._expected(v, path, i), v, i) for i in ends if not self._twins(v, path, i)]
+        expected, variant, index = min(found, default=(math.inf, 0, 0))
+        return (variant, index) if expected <= (1 + VIEWS) * self.budget else None
+
+    def _with_room(self, best: Measured, path: Path) -> tuple[int, int] | None:
         """A plan of the path of the best one that recomputes less and was not compiled: the first that needs no more than is left, or the last."""
         room, stop = self.budget - best.use.peak_bytes, min(self._worth(path), path.flat)
         left = [i for i in range(stop) if not self._is_known(best.variant, path, i)]
         fitting = (i for i in left if path.states[i].nbytes - best.nbytes <= room)
-        return next(fitting, stop - 1 if stop - 1 in left else None)
+        index = next(fitting, stop - 1 if stop - 1 in left else None)
+        return None if index is None else (best.variant, index)
 
     def _first(self, variant: int, path: Path, stop: int) -> int | None:
         """The first plan of a path, not compiled yet and before `stop`, that is predicted to fit.
@@ -324,12 +340,13 @@ class Search:
                 low = guess
         return low, high
 
-    def _worth(self, path: Path) -> int:
-        """How many plans of a path recompute enough less than the best one known."""
+    def _worth(self, path: Path, share: float | None = None) -> int:
+        """How many plans of a path recompute enough less than the best one known: by `share`, if it is given."""
         best = self.best()
         if best is None:
             return len(path.states)
-        share = WORTH[self.effort] if self.compiles < PLENTY[self.effort] else MUCH
+        if share is None:
+            share = WORTH[self.effort] if self.compiles < PLENTY[self.effort] else MUCH
         least = max(1, share * best.cost, MATTERS[self.effort] * path.states[-1].cost)
         return sum(1 for s in path.states if s.cost <= best.cost - least)
 
