@@ -10,6 +10,7 @@ The rules are those of XLA's instruction fusion:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -270,6 +271,7 @@ class _Kernel:
         self.reads: list[int] = []
         self.members: dict[int, int] = {root: 1}
         self._wanted_by: dict[int, set[int]] = {}
+        self._readers: Counter[int] = Counter()
         self._read(root, {-1})
 
     @property
@@ -289,11 +291,10 @@ class _Kernel:
     def absorb(self, value: int) -> int:
         """Compute a value inside; by how many members it is read."""
         maker = self.makers[value]
-        times = sum(value in self.program.instructions[i].inputs for i in self.members)
         self.members[maker] = self._times(value)
         self._drop(value)
         self._read(maker, self._wanted_by[value])
-        return times
+        return self._readers[value]
 
     def look_through(self, view: View) -> None:
         """Read a value itself instead of a view of it."""
@@ -314,6 +315,7 @@ class _Kernel:
     def _read(self, i: int, wanted_by: set[int]) -> None:
         instruction = self.program.instructions[i]
         same = instruction.primitive in ELEMENTWISE or instruction.primitive == "transpose"
+        self._readers.update(set(instruction.inputs))
         for v in instruction.inputs:
             self._wanted_by.setdefault(v, set()).update(wanted_by if same else {i})
             self._add(v)
