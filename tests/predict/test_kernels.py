@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.extend.core.primitives
 import jax.numpy as jnp
 import pytest
 from jax import lax
@@ -15,10 +16,11 @@ import autoremat as ar
 from autoremat._compat import open_jaxpr
 from autoremat.predict import XLA_CPU, XLA_CPU_0_10, Compiler
 from autoremat.predict._flatten import divide, flatten
-from autoremat.predict._fuse import kernels
+from autoremat.predict._fuse import JOIN, LAYOUT_COPY, kernels
 from autoremat.predict._order import depth_first
 from autoremat.predict._peak import peak
-from autoremat.predict._program import Instruction, Program
+from autoremat.predict._predict import compiler_for
+from autoremat.predict._program import STACK, Instruction, Program
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 NBYTES = 64 * 64 * 4
@@ -60,19 +62,18 @@ def test_what_a_checkpoint_of_jax_keeps_is_computed_in_no_call() -> None:
     gradient = jax.value_and_grad(lambda x: block(block(x)).sum())
     if jax.__version_info__ >= (0, 12):
         assert "eval_jaxpr" in str(jax.make_jaxpr(gradient)(X))
-    assert set(names(flat(gradient, X))) <= {
-        *(
-            "scan",
-            "stack",
-            "cos",
-            "sin",
-            "mul",
-            "neg",
-            "reduce_sum",
-            "broadcast_in_dim",
-            "optimization_barrier",
-        )
+    known = {
+        "scan",
+        STACK,
+        "cos",
+        "sin",
+        "mul",
+        "neg",
+        "reduce_sum",
+        "broadcast_in_dim",
+        "optimization_barrier",
     }
+    assert set(names(flat(gradient, X))) <= known
 
 
 def test_results_of_other_shapes_are_not_equal() -> None:
@@ -237,6 +238,115 @@ def test_barriers_go_before_fusion_where_the_compiler_drops_them() -> None:
 
     assert run(fun, X, compiler=XLA_CPU) == ["mul", "optimization_barrier", "sin"]
     assert run(fun, X, compiler=XLA_CPU_0_10) == ["sin"]
+
+
+COMPILERS = [PLAIN, XLA_CPU, XLA_CPU_0_10, compiler_for("tpu"), compiler_for("cuda")]
+
+
+def seen_and_not(x: Any, w: Any) -> Any:
+    """A value that is read as it is and in another shape."""
+    y = x * 2.0
+    return y.reshape(-1) * 2 + (y * 3).reshape(-1), y @ w
+
+
+def stacked(x: Any, w: Any) -> Any:
+    y = jnp.stack([x @ w, w @ x])
+    return lax.dot_general(y, y, (((2,), (1,)), ((0,), (0,))))
+
+
+def states(x: Any, w: Any) -> Any:
+    """A loop in a loop, slices of the user's, a barrier, and all that comes out twice."""
+
+    def inner(c: Any, i: Any) -> Any:
+        c = jnp.tanh(c @ lax.dynamic_update_slice(w, c[:1], (0, 0)))
+        return c, (c, c.sum() / c, i)
+
+    def outer(c: Any, _: Any) -> Any:
+        c, ys = lax.scan(inner, lax.optimization_barrier(c), x)
+        return c, (ys, ys)
+
+    c, ys = lax.scan(outer, x, None, length=3)
+    return c, c, ys, jnp.concatenate([c] * 9)
+
+
+def decay(x: Any, w: Any) -> Any:
+    for _ in range(3):
+        x = x / (x + w) * (1 / w.sum(-1, keepdims=True)) - x.sum(0) ** -2
+    return x
+
+
+@pytest.mark.parametrize("compiler", COMPILERS, ids=lambda c: c.name)
+@pytest.mark.parametrize("fun", [seen_and_not, stacked, states, decay, jax.grad(lambda x, w: states(x, w)[0].sum())])  # fmt: skip
+def test_what_is_read_was_made(fun: Callable[..., Any], compiler: Compiler) -> None:
+    """By a kernel, before: at all depths."""
+
+    def check(program: Program) -> None:
+        made = kernels(program, compiler)
+        known = {v for v, maker in enumerate(program.makers()) if maker < 0}
+        for kernel in (made.instructions[i] for i in depth_first(made)):
+            assert set(map(int, kernel.inputs)) <= known, kernel.primitive
+            known |= set(kernel.outputs)
+            for inside in kernel.inner:
+                check(inside)
+        assert set(map(int, made.outputs)) <= known
+
+    check(flat(fun, X, X))
+
+
+def test_names_of_the_model_are_no_primitives() -> None:
+    """Else what the user wrote would be taken for what the model made."""
+    primitives = {p.name for p in vars(jax.extend.core.primitives).values() if hasattr(p, "name")}
+    made = {STACK, JOIN, LAYOUT_COPY, "library", "loop_counter", "next_iteration", "copy_into_loop"}
+    assert len(primitives) > 100
+    assert not made & primitives
+
+
+@pytest.mark.parametrize("compiler", COMPILERS, ids=lambda c: c.name)
+def test_long_chains_and_many_paths(compiler: Compiler) -> None:
+    """Neither Python's stack nor time ends with them."""
+
+    def chain(x: Any) -> Any:
+        x = jnp.exp(x)
+        for _ in range(1200):
+            x = x + 1.0
+        return x
+
+    def paths(x: Any) -> Any:
+        x = jnp.exp(x) * 1.5
+        for _ in range(60):
+            x = (x + 1.0) * (x + 2.0)
+        return x
+
+    for fun in (chain, paths):
+        assert set(run(fun, X, compiler=compiler)) <= {"exp", "add", "mul"}
+
+
+def test_zeros_of_a_stack_hold_no_loop() -> None:
+    def fun(x: Any) -> Any:
+        return lax.scan(lambda c, _: (jnp.tanh(c @ c), c @ c), x, None, length=3)
+
+    zeros = [e for e in flat(fun, X).instructions if e.primitive == STACK]
+    assert zeros
+    assert not any(e.inner for e in zeros)
+
+
+def test_a_loop_in_a_loop_writes_over_what_the_outer_one_hands_on() -> None:
+    def inner(c: Any, _: Any) -> Any:
+        return lax.scan(lambda d, _: (jnp.sin(d @ d), None), c, None, length=3)[0], None
+
+    program = flat(lambda x: lax.scan(inner, x, None, length=3)[0], X)
+    (loop,) = (e for e in program.instructions if e.inner)
+    assert "copy_into_loop" not in names(kernels(loop.inner[0], XLA_CPU))
+    # Of an argument of the program, which others own, it is a copy.
+    assert names(kernels(program, XLA_CPU)) == ["copy_into_loop", "scan"]
+
+
+def test_integers_are_divided() -> None:
+    def fun(x: Any) -> Any:
+        return lax.div(x, lax.broadcast_in_dim(x.sum(-1), (64, 1), (0,))), lax.div(x, jnp.int32(3))
+
+    assert "reciprocal" not in names(flat(fun, jax.ShapeDtypeStruct((64, 64), jnp.int32)))
+    assert "reciprocal" in names(flat(lambda x: x / x.sum(-1, keepdims=True), X))
 
 
 # -------------------------------------------------------------------------------------------------------------- order and peak

@@ -77,32 +77,35 @@ GATHER, SCATTER = "all_gather", "reduce_scatter"
 """What devices exchange where they divide values otherwise than work."""
 
 
-def flatten(
-    jaxpr: Jaxpr,
-    division: Divided,
-    sliced: Collection[Var] = (),
-    num_carry: int | None = None,
-    trips: int = 0,
-) -> Program:
-    """The flat program of an open jaxpr; its constants come first among the inputs. Sizes are those of one device. `sliced` are the inputs
-    that an iteration of a loop reads of stacks, and it writes its outputs behind the first `num_carry` into others, `trips` times."""
+@dataclass(frozen=True, slots=True)
+class Body:
+    """How a loop runs its body: it hands on the inputs of its `state`, reads those that are `sliced` of stacks, and writes its outputs, but the first
+    `carried`, into others, `trips` times. 0 trips: so often as a condition says."""
+
+    state: Collection[Var] = ()
+    sliced: Collection[Var] = ()
+    carried: int | None = None
+    trips: int = 0
+
+
+def flatten(jaxpr: Jaxpr, division: Divided, body: Body = Body()) -> Program:
+    """The flat program of an open jaxpr; its constants come first among the inputs. Sizes are those of one device."""
     live, _ = dce(jaxpr, [True] * len(jaxpr.outvars))
     flattener = _Flattener(division)
     inputs = [flattener.value(v) for v in (*live.constvars, *live.invars)]
     bound: dict[Any, Operand] = dict(zip((*live.constvars, *live.invars), inputs, strict=True))
     outs = flattener.run(live, bound)
-    carried = len(outs) if num_carry is None else num_carry
+    arguments = dict(zip(live.invars, inputs[len(live.constvars) :], strict=True))
     program = Program(
         nbytes=tuple(flattener.nbytes),
         rank=tuple(flattener.rank),
         instructions=tuple(flattener.instructions),
         inputs=tuple(inputs),
         outputs=tuple(v for v in outs if isinstance(v, int)),
-        slices=tuple(
-            value for v, value in zip(live.invars, inputs[len(live.constvars) :], strict=True) if v in sliced
-        ),
-        stacked=tuple(v for v in outs[carried:] if isinstance(v, int)),
-        trips=trips,
+        slices=tuple(arguments[v] for v in arguments if v in body.sliced),
+        stacked=tuple(v for v in outs[body.carried :] if isinstance(v, int)) if body.trips else (),
+        trips=body.trips,
+        state=tuple(arguments[v] for v in arguments if v in body.state),
     )
     return without_dead_code(program)
 
@@ -263,7 +266,7 @@ class _Flattener:
         if name == "conv_general_dilated":
             operands, made = self._as_convolved(eqn, operands, made)
         elif name == "div":
-            name, operands = self._as_divided(eqn, operands, outputs[0])
+            name, operands = self._as_divided(eqn, operands)
         elif name == "integer_pow" and eqn.params["y"] < 0:
             name = RECIPROCAL
         elif name in ELEMENTWISE:
@@ -310,7 +313,7 @@ class _Flattener:
                 inputs=tuple(v for v in operands if isinstance(v, int)),
                 outputs=tuple(outputs),
                 literals=any(isinstance(v, Scalar) for v in operands),
-                inner=_inside(eqn, self.division),
+                inner=_inside(eqn, self.division) if name == eqn.primitive.name else (),
                 workspace=workspace,
                 spread=_spread(eqn) if name == "conv_general_dilated" else 1,
                 initial=_initial(eqn, operands),
@@ -339,7 +342,7 @@ class _Flattener:
         """The zeros that the stacked results of a `scan` start as."""
         found: list[int] = []
         for var in eqn.outvars[scan_sizes(eqn.params)[1] :]:
-            key = (STACK, var.aval.shape, var.aval.dtype)
+            key = (STACK, var.aval.shape, var.aval.dtype, self.division.shards.nbytes(var))
             if key not in self.known:
                 self.known[key] = [self.value(var)]
                 self._emit(eqn, STACK, [], self.known[key], key)
@@ -364,13 +367,14 @@ class _Flattener:
             found.append(operand if plain or not isinstance(operand, int) else View(operand))
         return [self._copied(eqn, found[0]), found[1]] if len(contracted[0]) > 1 else found
 
-    def _as_divided(self, eqn: JaxprEqn, operands: list[Operand], out: int) -> tuple[str, list[Operand]]:
-        """Where the divisor is one number for several elements, the compiler multiplies by its reciprocal."""
-        shape = eqn.outvars[0].aval
-        over, divisor = (_seen(v, var.aval, shape) for v, var in zip(operands, eqn.invars, strict=True))
+    def _as_divided(self, eqn: JaxprEqn, operands: list[Operand]) -> tuple[str, list[Operand]]:
+        """Where the divisor is one number for several elements, none of them an integer, the compiler multiplies by its reciprocal."""
+        wanted = eqn.outvars[0].aval
+        over, divisor = (_seen(v, var.aval, wanted) for v, var in zip(operands, eqn.invars, strict=True))
+        exact = not jnp.issubdtype(wanted.dtype, jnp.inexact)
         if isinstance(divisor, Scalar):
-            return "mul", [over, divisor]
-        if self.nbytes[divisor] >= self.nbytes[out]:
+            return "div" if exact else "mul", [over, divisor]
+        if exact or math.prod(eqn.invars[1].aval.shape) >= math.prod(wanted.shape):
             return "div", [over, divisor]
         key = (RECIPROCAL, divisor)
         if key not in self.known:
@@ -478,10 +482,14 @@ def _inside(eqn: JaxprEqn, division: Divided) -> tuple[Program, ...]:
     if name == "scan":
         body, _ = open_jaxpr(params["jaxpr"])
         num_consts, num_carry = scan_sizes(params)
-        sliced = body.invars[num_consts + num_carry :]
-        return (flatten(body, division, sliced, num_carry, params["length"]),)
+        given = body.invars[num_consts:]
+        return (
+            flatten(body, division, Body(given[:num_carry], given[num_carry:], num_carry, params["length"])),
+        )
     if name == "while":
-        return tuple(_inner(params[p], division) for p in ("cond_jaxpr", "body_jaxpr"))
+        body, _ = open_jaxpr(params["body_jaxpr"])
+        state = body.invars[params["body_nconsts"] :]
+        return _inner(params["cond_jaxpr"], division), flatten(body, division, Body(state))
     if name == "cond":
         return tuple(_inner(branch, division) for branch in params["branches"])
     return ()

@@ -10,8 +10,9 @@ The rules are those of XLA's instruction fusion:
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autoremat.cost import _names
@@ -34,7 +35,7 @@ ELEMENTWISE = frozenset(
 LAYOUT_COPY = "layout_copy"
 """An operand written anew, as the kernel of a convolution or of a matrix product needs it."""
 
-JOIN = "join"
+JOIN = "join_alone"
 """A concatenation for which XLA for CPUs has a kernel of its own."""
 
 _INDEXING = frozenset(
@@ -139,7 +140,11 @@ class _Fusion:
         return found if self.compiler.keeps_barriers else merged(found, _Expressions(self, made))
 
     def _decide(self) -> None:
+        """From the last instruction to the first, so that of what a value is read by all is decided."""
+        widest = [0.0] * len(self.program.nbytes)
         for instruction in reversed(self.program.instructions):
+            for v in instruction.outputs:
+                widest[v] = max((self._width(i, widest) for i in self.readers[v]), default=0.0)
             if not self._is_fusible(instruction.primitive) or len(instruction.outputs) != 1:
                 continue
             value = instruction.outputs[0]
@@ -149,12 +154,23 @@ class _Fusion:
                 self._takes(i) or self._views(i, value) for i in readers
             )
             if self._is_costly(instruction):
-                if inside and len(readers) == 1 and not self._repeats(readers[0], value):
+                if inside and len(readers) == 1 and widest[value] <= self.program.nbytes[value]:
                     self.inlined.add(value)
             elif inside:
                 self.inlined.add(value)
             elif again or self._reads_one_array(instruction):
                 self.copied.add(value)
+
+    def _width(self, i: int, widest: Sequence[float]) -> float:
+        """The bytes of the largest array for whose elements a reader, or what computes its result inside, wants what it reads; any number of
+        elements of a broadcast."""
+        reader = self.program.instructions[i]
+        if reader.primitive == "broadcast_in_dim":
+            return math.inf
+        if not self.compiler.divides_once or len(reader.outputs) != 1 or reader.primitive not in FUSIBLE:
+            return 0.0
+        (out,) = reader.outputs
+        return max(self.program.nbytes[out], widest[out] if out in self.inlined else 0.0)
 
     def _takes(self, i: int) -> bool:
         """Whether an instruction can compute an operand itself."""
@@ -177,18 +193,6 @@ class _Fusion:
         return instruction.primitive in _COSTLY or (
             self.compiler.divides_once and instruction.primitive in _DIVISIONS
         )
-
-    def _repeats(self, i: int, value: int) -> bool:
-        """Whether a reader, or what computes its result inside, wants a value for more elements than it has."""
-        reader = self.program.instructions[i]
-        if reader.primitive == "broadcast_in_dim":
-            return True
-        if not self.compiler.divides_once or len(reader.outputs) != 1 or reader.primitive not in FUSIBLE:
-            return False
-        (out,) = reader.outputs
-        if self.program.nbytes[out] > self.program.nbytes[value]:
-            return True
-        return out in self.inlined and any(self._repeats(j, value) for j in self.readers[out])
 
     def _reads_one_array(self, instruction: Instruction) -> bool:
         value = instruction.outputs[0]
@@ -274,11 +278,6 @@ class _Kernel:
         self._readers: Counter[int] = Counter()
         self._read(root, {-1})
 
-    @property
-    def inside(self) -> set[int]:
-        """The values that it computes itself."""
-        return {v for i in self.members if i != self.root for v in self.program.instructions[i].outputs}
-
     def repeats_too_much(self, value: int, users: int) -> bool:
         """Whether the compiler would rather read a value from memory; `users` are the places that read it, in all kernels. It asks only once
         the kernel has two members."""
@@ -292,17 +291,14 @@ class _Kernel:
         """Compute a value inside; by how many members it is read."""
         maker = self.makers[value]
         self.members[maker] = self._times(value)
-        self._drop(value)
+        self.reads = [v for v in self.reads if v != value]
         self._read(maker, self._wanted_by[value])
         return self._readers[value]
 
     def look_through(self, view: View) -> None:
         """Read a value itself instead of a view of it."""
-        self._drop(view)
+        self.reads = [v for v in self.reads if v != view or not isinstance(v, View)]
         self._add(int(view))
-
-    def _drop(self, value: int) -> None:
-        self.reads = [v for v in self.reads if v != value or isinstance(v, View) != isinstance(value, View)]
 
     def _add(self, value: int) -> None:
         kind = isinstance(value, View)
@@ -321,10 +317,6 @@ class _Kernel:
             self._add(v)
 
 
-def _unique(values: Iterable[int]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(map(int, values)))
-
-
 @dataclass
 class _Expressions:
     """What each kernel computes, as a number that is equal for equal expressions of the arrays that it reads."""
@@ -337,8 +329,20 @@ class _Expressions:
     def of(self, kernel: int) -> int:
         """The expression of a kernel, by number among the kernels."""
         made = self.made[kernel]
-        number = self._of(made.root, made.inside, {})
+        known: dict[int, int] = {}
+        for i in sorted(made.members):
+            number = self._number(i, known)
+            known.update((v, number) for v in self.fusion.program.instructions[i].outputs if i != made.root)
         return self.numbers.setdefault((number, self._seen_only(made.root)), len(self.numbers))
+
+    def _number(self, i: int, known: Mapping[int, int]) -> int:
+        """The number of an instruction, whose operands are members with `known` numbers or arrays."""
+        instruction = self.fusion.program.instructions[i]
+        parts = tuple(
+            ("inside", known[v]) if v in known else ("array", self.same.get(v, v)) for v in instruction.inputs
+        )
+        kind = ("alone", i) if instruction.kind is None else instruction.kind
+        return self.numbers.setdefault((kind, parts), len(self.numbers))
 
     def _seen_only(self, i: int) -> bool:
         """Whether all that reads a result reads it in another shape: the kernel writes it in that one."""
@@ -350,19 +354,6 @@ class _Expressions:
             if v == out
         ]
         return not others and bool(reads) and all(isinstance(v, View) for v in reads)
-
-    def _of(self, i: int, inside: set[int], known: dict[int, int]) -> int:
-        instruction = self.fusion.program.instructions[i]
-        parts: list[tuple[str, int]] = []
-        for v in instruction.inputs:
-            if v not in inside:
-                parts.append(("array", self.same.get(v, v)))
-                continue
-            if v not in known:
-                known[v] = self._of(self.fusion.makers[v], inside, known)
-            parts.append(("inside", known[v]))
-        kind = ("alone", i) if instruction.kind is None else instruction.kind
-        return self.numbers.setdefault((kind, tuple(parts)), len(self.numbers))
 
 
 def merged(program: Program, expressions: _Expressions) -> Program:

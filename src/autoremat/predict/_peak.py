@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from autoremat.predict._compiler import Compiler
@@ -36,16 +35,16 @@ class Peak:
 NOTHING = Moment(primitive="", nbytes=0, source="")
 
 
-def peak(program: Program, compiler: Compiler, places: Collection[int] = ()) -> Peak:
-    """The temporaries of a program, arguments and results not counted, as `compiler` would lay them out. In the memory of `places`, which are
-    results, they may live until those are made."""
+def peak(program: Program, compiler: Compiler, *, lends: bool = False) -> Peak:
+    """The temporaries of a program, arguments and results not counted, as `compiler` would lay them out. If the results
+    are lent (`lends`), they may live in the memory of those until they are made."""
     made = kernels(program, compiler)
     order = depth_first(made)
     ran = [made.instructions[i] for i in order]
     steps = _steps(made, ran, compiler)
     elsewhere = set(made.outputs)
-    if places:
-        elsewhere |= hosted(made.nbytes, steps, elsewhere & set(places))
+    if lends:
+        elsewhere |= hosted(made.nbytes, steps, elsewhere)
     counted = [replace(s, makes=[v for v in s.makes if v not in elsewhere]) for s in steps]
     nbytes = alive(made.nbytes, counted)
     timeline = tuple(

@@ -54,8 +54,7 @@ def predict(fun: Callable[..., Any], *args: Any, target: str | Target | None = N
     aliases = _alias_bytes(jaxpr, division.shards)
     program, compiler = flatten(jaxpr, division), compiler_for(resolve(target).platform)
     # What takes the place of a donated argument is written over it: its memory is taken from the start.
-    places = program.outputs if compiler.lends_results and not aliases else ()
-    found = peak(program, compiler, places)
+    found = peak(program, compiler, lends=compiler.lends_results and not aliases)
     return Prediction(
         argument_bytes=sum(map(division.shards.nbytes, jaxpr.invars)),
         output_bytes=sum(division.shards.nbytes(v) for v in jaxpr.outvars if is_var(v)),

@@ -3,7 +3,7 @@
     Program = inputs, instructions in program order, outputs
     Instruction = primitive, inputs -> outputs      values are dense integers
 
-Calls are inlined; what runs in a loop or a branch is a program inside. A view of a value is that value.
+Calls are inlined; what runs in a loop or a branch is a program inside. A view of a value is that value, marked as a `View` where it is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class View(int):
 RECIPROCAL = "reciprocal"
 """One over a number or a power of it. Compilers multiply by that of what is broadcast rather than to divide."""
 
-STACK = "stack"
+STACK = "zeros_of_stack"
 """Zeros, which the iterations of a loop replace by their results. Loops that fill stacks of the same shape start from the same zeros."""
 
 
@@ -66,7 +66,7 @@ def _like(read: int, value: int) -> int:
 class Program:
     """Instructions on values of `nbytes[v]` bytes and `rank[v]` dimensions. `slices` are the inputs that an iteration of a loop reads of
     stacks, `stacked` the outputs that it writes into them; `trips` says how often it
-    runs, 0 for what is no body of such a loop."""
+    runs, 0 for what is no body of such a loop. `state` are the inputs of the body of a loop that it may write over."""
 
     nbytes: tuple[int, ...]
     rank: tuple[int, ...]
@@ -76,6 +76,7 @@ class Program:
     slices: tuple[int, ...] = ()
     stacked: tuple[int, ...] = ()
     trips: int = 0
+    state: tuple[int, ...] = ()
 
     def makers(self) -> list[int]:
         """For each value the instruction that makes it; -1 for an input."""

@@ -37,15 +37,15 @@ def with_copied_slices(program: Program) -> Program:
 
 
 def with_copies_into_loops(program: Program) -> Program:
-    """Let loops start from copies of what others read after them, and read copies of what is a transposed part of something: a transpose alone is
-    one already."""
+    """Let loops start from copies of what others read after them and of inputs that may not be written over, and read copies of what is a transposed
+    part of something: a transpose alone is one already."""
     values, makers = Values.of(program), program.makers()
     last = {v: i for i, e in enumerate(program.instructions) for v in e.inputs} | {
         v: len(program.instructions) for v in program.outputs
     }
     kept: list[Instruction] = []
     for i, instruction in enumerate(program.instructions):
-        shared = {v for v in instruction.initial if last[v] > i or makers[v] < 0}
+        shared = {v for v in instruction.initial if last[v] > i or (makers[v] < 0 and v not in program.state)}
         parts = {
             v for v in instruction.inputs if instruction.inner and _is_transposed_part(program, makers, v)
         }
@@ -64,8 +64,8 @@ def _is_transposed_part(program: Program, makers: Sequence[int], value: int) -> 
     maker = makers[value]
     if maker < 0 or program.instructions[maker].primitive != "transpose":
         return False
-    (operand,) = program.instructions[maker].inputs
-    return makers[operand] >= 0 and program.instructions[makers[operand]].primitive == "slice"
+    made_by = [makers[v] for v in program.instructions[maker].inputs]
+    return any(i >= 0 and program.instructions[i].primitive == "slice" for i in made_by)
 
 
 def with_written_slices(program: Program) -> Program:
@@ -82,16 +82,17 @@ def with_written_slices(program: Program) -> Program:
 
 
 def with_counter(program: Program) -> Program:
-    """Let all that reads or writes slices of stacks read which iteration it is."""
+    """Let what the rewrites above make to read or write slices of stacks read which iteration it is. Slices of the user's have a source."""
     values = Values.of(program)
     now, then = values.new(_COUNTER_BYTES, 0), values.new(_COUNTER_BYTES, 0)
     counted = [
-        replace(e, inputs=(*e.inputs, now)) if e.primitive in _SLICING else e for e in program.instructions
+        replace(e, inputs=(*e.inputs, now)) if e.primitive in _SLICING and not e.source else e
+        for e in program.instructions
     ]
     instructions = (
-        Instruction(primitive="counter", inputs=(), outputs=(now,)),
+        Instruction(primitive="loop_counter", inputs=(), outputs=(now,)),
         *counted,
-        Instruction(primitive="count", inputs=(now,), outputs=(then,)),
+        Instruction(primitive="next_iteration", inputs=(now,), outputs=(then,)),
     )
     return values.program(program, instructions, (then, *program.outputs))
 
