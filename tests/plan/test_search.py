@@ -462,6 +462,16 @@ def test_snapshots_come_after_what_recomputes_everything_once(
     assert numbers.compiled[1:] == compiled
 
 
+def test_equal_plans_of_many_partitions_are_tried_twice() -> None:
+    """Of eight partitions one plan keeps, recomputes and is predicted to need the same; all miss by less than predictions may be wrong by."""
+    peaks = [[1003, 1001 + v, 900] for v in range(7)]
+    numbers = Numbers(peaks, [[1500, 1000, 900]] * 7)
+    _, found = search(numbers, 1000)
+    assert found is not None
+    assert found.index == 2
+    assert len([i for _, i in numbers.compiled if i == 1]) == VAIN
+
+
 @pytest.mark.parametrize(("hopeful", "in_vain"), [(4, 4), (100, 8)])
 def test_predictions_are_trusted_after_four_failures(
     monkeypatch: pytest.MonkeyPatch, hopeful: int, in_vain: int

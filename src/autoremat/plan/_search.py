@@ -274,7 +274,12 @@ class Search:
         for v, path in enumerate(paths):
             stop = min(self._worth(path, MUCH), path.flat)
             ends = [i for i in range(max(0, stop - ENDS), stop) if not self._is_known(v, path, i)]
-            found += [(self._expected(v, path, i), v, i) for i in ends if not self._twins(v, path, i)]
+            found += [
+                (self._expected(v, path, i), v, i)
+                for i in ends
+                if not self._twins(v, path, i)
+                and not self._alike(path.states[i], self.candidates.predicted(v, i))
+            ]
         expected, variant, index = min(found, default=(math.inf, 0, 0))
         return (variant, index) if expected <= (1 + VIEWS) * self.budget else None
 
@@ -376,6 +381,9 @@ class Search:
         twins = self._twins(variant, path, index)
         if twins:
             return min(m.use.peak_bytes for m in twins)
+        alike = self._alike(path.states[index], predicted)
+        if len(alike) >= VAIN:
+            return min(m.use.peak_bytes for m in alike)
         slack = SLACK[self.effort] if self._failures < HOPEFUL[self.effort] else 0.0
         nbytes = path.states[index].nbytes
         like = self._nearest(variant, nbytes)
@@ -401,6 +409,14 @@ class Search:
                 self._kind(m.variant) == self._kind(variant)
                 or self.candidates.same((m.variant, m.index), (variant, index))
             )
+        ]
+
+    def _alike(self, state: State, predicted: int) -> Sequence[Measured]:
+        """The compiled plans, of whatever partition, that keep as much, recompute as much and are predicted to need as much."""
+        return [
+            m
+            for m in self._known()
+            if _keep_as_much(state, m) and self.candidates.predicted(m.variant, m.index) == predicted
         ]
 
     def _kind(self, variant: int) -> tuple[str, str] | None:
