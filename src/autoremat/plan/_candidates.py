@@ -208,6 +208,11 @@ class Candidates:
         self.progress.compiled(what, use)
         return Measured(variant, index, nbytes, cost, flops, use)
 
+    @property
+    def predicts_well(self) -> bool:
+        """Whether predictions tell plans of different partitions apart: XLA for CPUs alone is modeled in detail."""
+        return self.target.platform == "cpu"
+
     def predicted(self, variant: int, index: int) -> int:
         """The peak in bytes that a candidate is expected to have, from a model of the compiler."""
         key = (0, -1) if index < 0 else (variant, index)

@@ -412,7 +412,10 @@ class Search:
         ]
 
     def _alike(self, state: State, predicted: int) -> Sequence[Measured]:
-        """The compiled plans, of whatever partition, that keep as much, recompute as much and are predicted to need as much."""
+        """The compiled plans, of whatever partition, that keep as much, recompute as much and are predicted to need as much; none where predictions
+        tell little."""
+        if not self.candidates.predicts_well:
+            return []
         return [
             m
             for m in self._known()
