@@ -305,6 +305,10 @@ def test_what_recomputes_much_less_is_tried_where_it_is_nearly_predicted_to_fit(
     assert found is not None
     assert (found.variant, found.index) == (0, 2)
     assert numbers.compiled == [(0, -1), (1, 5), (0, 2)]
+    # Where predictions tell little, only the path of the best plan is looked at.
+    numbers = Numbers(peaks, guesses, costs=costs, predicts_well=False)
+    search(numbers, 1000)
+    assert (0, 2) not in numbers.compiled
 
 
 def test_a_plan_corrects_those_of_its_own_partition_first() -> None:

@@ -261,7 +261,8 @@ class Search:
             best = self.best()
             if best is None or best.index < 0 or best.use.peak_bytes > (1 - ROOM) * self.budget:
                 return
-            chosen = self._nearly(paths) or self._with_room(best, paths[best.variant])
+            chosen = self._nearly(paths) if self.candidates.predicts_well else None
+            chosen = chosen or self._with_room(best, paths[best.variant])
             if chosen is None:
                 return
             measured = self._measure(*chosen)
