@@ -32,8 +32,9 @@ class Instruction:
 
     `literals` says that some operands are scalars that stand in the program. `inner` are the programs that it runs: the body of a
     loop, the branches of a condition. `workspace` are bytes that it needs beside operands and results. `spread` says of the derivative of a
-    depthwise convolution in its kernel among how many channels it is one. Inputs that it reads in another shape than they are made in are `View`s. `initial` are the inputs that the results of a loop start as. `kind` is equal for operations
-    that do the same to their inputs; `None` if it is equal to no other. `source` is where the user's program made it.
+    depthwise convolution in its kernel among how many channels it is one. Inputs that it reads in another shape than they are made in are
+    `View`s. `initial` are the inputs that the results of a loop start as. `kind` is equal for operations that do the same to their inputs;
+    `None` if it is equal to no other. `source` is where the user's program made it.
     """
 
     primitive: str

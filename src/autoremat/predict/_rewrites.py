@@ -1,4 +1,4 @@
-"""What compilers do to a program before they fuse it, each as a program to a program. No JAX here."""
+"""What compilers do to a program before they fuse it: functions of a program that return a program. No JAX here."""
 
 from __future__ import annotations
 
